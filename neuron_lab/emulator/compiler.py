@@ -1,0 +1,144 @@
+"""``torch.compile(backend="neuron")``: Dynamo, AOT Autograd, one graph per direction.
+
+The emulated compiler generates no code. It takes what the real one documents to
+take and refuses what it refuses (symbolic shapes), says which of "compiled",
+"loaded" and "reused" each graph was, and runs the graph on the CPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import device_module
+from .environment import flag
+
+log = logging.getLogger(__name__)
+
+#: Options that are read. There is no documented public list; these two are known.
+_OPTIONS = {"fallback_execution", "model_name"}
+
+
+class DynamicShapeError(RuntimeError):
+    """A graph with symbolic shapes reached the compiler, which builds for fixed shapes only."""
+
+
+def _symbols(values: Sequence[Any]) -> str | None:
+    """The first symbolic input in words, or None."""
+    for position, value in enumerate(values):
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return f"instruction 'parameter' has the symbolic size '{value}' (input {position})"
+        if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+            shape = ",".join("?" if isinstance(size, torch.SymInt) else str(size) for size in value.shape)
+            return f"instruction 'parameter' has shape '{str(value.dtype).removeprefix('torch.')}[{shape}]' (input {position})"
+    return None
+
+
+def _refuse_symbols(values: Sequence[Any]) -> None:
+    found = _symbols(values)
+    if found is not None:
+        raise DynamicShapeError(
+            f"[NCC_EMOD025] Dynamic shape is not supported: {found}. [emulated] The neuron backend builds one graph per set of "
+            "shapes. Either dynamic=True was asked for, or Dynamo made a size symbolic when it changed for the first time. "
+            "Compile with dynamic=False (or set torch._dynamo.config.automatic_dynamic_shapes = False), and pad or bucket the "
+            "inputs so that few shapes occur."
+        )
+
+
+def _check_mode(mode: str | None) -> None:
+    if mode not in (None, "default"):
+        warnings.warn(
+            f"torch.compile(mode={mode!r}) has no effect on the neuron backend, which knows mode='default' only and uses it. "
+            "Leave mode out, or write mode='default'.",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _check_options(options: dict[str, Any] | None) -> dict[str, Any]:
+    options = dict(options or {})
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        log.warning("neuron: options %s are not read; known are %s", unknown, sorted(_OPTIONS))
+    return options
+
+
+def _may_fall_back(options: dict[str, Any]) -> bool:
+    """Whether a graph that cannot be compiled runs eagerly instead; the option wins over the variable."""
+    if "fallback_execution" in options:
+        return bool(options["fallback_execution"])
+    return not flag(os.environ, "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", True)
+
+
+def _graph_compiler(kind: str, options: dict[str, Any]) -> Callable[..., Any]:
+    def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        from .lowering import lower
+        from .records import record
+
+        _refuse_symbols(example_inputs)
+        record(gm, example_inputs, kind, options, device_module._instance.lnc)
+        return lower(gm, example_inputs)
+
+    return compile_graph
+
+
+def neuron(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend ``neuron``. [emulated]
+
+    Parameters
+    ----------
+    gm
+        The graph that Dynamo captured.
+    example_inputs
+        Its inputs.
+    mode
+        Only ``"default"`` has a meaning; any other value warns and is ignored.
+    options
+        ``fallback_execution`` (bool: run a graph eagerly that cannot be
+        compiled) and ``model_name`` (str: name in the records).
+
+    Raises
+    ------
+    DynamicShapeError
+        For symbolic shapes, unless falling back is allowed (Dynamo wraps it in
+        ``BackendCompilerFailed``).
+
+    Examples
+    --------
+    >>> step = torch.compile(model, backend="neuron", fullgraph=True, dynamic=False)  # doctest: +SKIP
+    """
+    from functorch.compile import min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    from .records import set_model_name
+
+    _check_mode(mode)
+    options = _check_options(options)
+    if "model_name" in options:
+        set_model_name(options["model_name"])
+    try:
+        _refuse_symbols(example_inputs)
+    except DynamicShapeError as error:
+        if _may_fall_back(options):
+            warnings.warn(f"neuron: the graph runs eagerly, since it cannot be compiled. {error}", UserWarning, stacklevel=2)
+            return gm.forward
+        raise
+    compiler = aot_autograd(
+        fw_compiler=_graph_compiler("forward", options),
+        bw_compiler=_graph_compiler("backward", options),
+        inference_compiler=_graph_compiler("inference", options),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiler(gm, example_inputs)

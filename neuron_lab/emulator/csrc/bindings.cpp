@@ -1,0 +1,109 @@
+// The Python face of the emulated device: one module, plain functions.
+#include "fallback.h"
+#include "generator.h"
+#include "hooks.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace py = pybind11;
+
+namespace neuron_lab {
+
+#ifdef USE_DISTRIBUTED
+void bind_process_group(py::module_& m); // process_group.cpp
+#endif
+
+namespace {
+
+std::vector<at::Tensor> aliases(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  out.reserve(tensors.size());
+  for (const auto& tensor : tensors) {
+    out.push_back(on_neuron(tensor) ? alias(tensor) : tensor);
+  }
+  return out;
+}
+
+// A compiled graph's run, from Python: `with` it, CPU allocations of this
+// thread belong to the core and random numbers come from its generator.
+struct GraphScope {
+  c10::DeviceIndex core;
+  bool random;
+  std::unique_ptr<KernelScope> scope;
+  std::unique_ptr<BorrowedDefaultGenerator> generator;
+
+  void enter() {
+    touch();
+    if (random) {
+      py::gil_scoped_release release; // another thread may hold the generators and want the GIL
+      generator = std::make_unique<BorrowedDefaultGenerator>(core);
+    }
+    scope = std::make_unique<KernelScope>(core);
+  }
+  void exit() {
+    scope.reset();
+    generator.reset();
+  }
+};
+
+// A part of a graph's run that is not the core's own work (a collective).
+struct OutsideGraph {
+  std::unique_ptr<KernelScope> scope;
+};
+
+} // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.doc() = "C++ part of the emulated neuron device of neuron-lab";
+  m.def(
+      "start",
+      [](int cores, size_t hbm_bytes, int cores_per_bank, int start_core, bool refuse_float64, bool refuse_fallback,
+         const std::string& problem) {
+        configure({cores, hbm_bytes, cores_per_bank, start_core, refuse_float64, refuse_fallback, problem});
+        static const bool once = [] {
+          install_allocators();
+          register_hooks();
+          register_cpu_kernels();
+          return true;
+        }();
+        (void)once;
+      },
+      py::kw_only(), py::arg("cores"), py::arg("hbm_bytes"), py::arg("cores_per_bank"), py::arg("start_core"),
+      py::arg("refuse_float64"), py::arg("refuse_fallback"), py::arg("problem"));
+  m.def("device_count", [] { return config().cores; });
+  m.def("current_device", [] { return static_cast<int>(current_core()); });
+  m.def("set_device", [](int core) { set_current_core(resolve_core(static_cast<c10::DeviceIndex>(core))); });
+  m.def("exchange_device", [](int core) {
+    return static_cast<int>(exchange_core(core < 0 ? c10::DeviceIndex(-1) : resolve_core(static_cast<c10::DeviceIndex>(core))));
+  });
+  m.def("check_device", [](int core) { return static_cast<int>(resolve_core(static_cast<c10::DeviceIndex>(core))); });
+  m.def("restrict_to", [](int core) { restrict_to(static_cast<c10::DeviceIndex>(core)); });
+  m.def("touch", &touch);
+  m.def("touched", &touched);
+  m.def("in_bad_fork", &in_bad_fork);
+  m.def("default_generator", [](int core) { return default_generator(static_cast<c10::DeviceIndex>(core)); });
+  m.def("default_generator_unchecked", [](int core) { return default_generator_of_any_rank(static_cast<c10::DeviceIndex>(core)); });
+  m.def("group_exists", &group_exists);
+  m.def("set_group_exists", &set_group_exists);
+  m.def("executed_operators", &executed_operators);
+  m.def("fallback_operators", &fallback_operators);
+  m.def("clear_tracking", &clear_tracking);
+  m.def("aliases", &aliases, "CPU tensors over the bytes of the given tensors; CPU tensors as they are");
+  m.def("hand_over", &hand_over_all, "Results of a graph as tensors of the device");
+  m.def("on_device", &on_device, "A tensor of the device over the bytes of a CPU tensor");
+  py::class_<OutsideGraph>(m, "OutsideGraph")
+      .def(py::init<>())
+      .def("__enter__", [](OutsideGraph& self) { self.scope = std::make_unique<KernelScope>(-1); })
+      .def("__exit__", [](OutsideGraph& self, const py::args&) { self.scope.reset(); });
+  py::class_<GraphScope>(m, "GraphScope")
+      .def(py::init([](int core, bool random) {
+        return GraphScope{static_cast<c10::DeviceIndex>(core), random, nullptr, nullptr};
+      }))
+      .def("__enter__", [](GraphScope& self) { self.enter(); })
+      .def("__exit__", [](GraphScope& self, const py::args&) { self.exit(); });
+#ifdef USE_DISTRIBUTED
+  bind_process_group(m);
+#endif
+}
+
+} // namespace neuron_lab

@@ -1,0 +1,380 @@
+#include "fallback.h"
+
+#include "generator.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace neuron_lab {
+namespace {
+
+using c10::IValue;
+using Names = std::unordered_set<std::string>;
+
+// Seen running on the CPU by users of beta builds (field reports, 2026). The
+// official per-operator table has not been read; nothing else is called a fallback.
+const Names kReportedFallbacks = {"aten::_unique2", "aten::normal_",      "aten::uniform_",       "aten::atan2",
+                                  "aten::acos",     "aten::linalg_cross", "aten::scatter_reduce", "aten::_scaled_mm"};
+
+// Work of the tensor engine, which has no 64-bit floating point.
+const Names kTensorEngine = {
+    "aten::mm",    "aten::addmm",  "aten::bmm", "aten::baddbmm",    "aten::mv",
+    "aten::addmv", "aten::dot",    "aten::vdot", "aten::convolution", "aten::convolution_backward",
+    "aten::addbmm", "aten::_addmm_activation"};
+
+// Conventions of PyTorch: these take CPU tensors beside device tensors.
+const Names kTakesCpuArguments = {"aten::index",       "aten::_unsafe_index",         "aten::index_put",
+                                  "aten::index_put_",  "aten::_index_put_impl_",      "aten::_unsafe_index_put",
+                                  "aten::_ctc_loss",   "aten::_pack_padded_sequence", "aten::_ctc_loss_backward",
+                                  "aten::_pin_memory", "aten::_amp_update_scale_"};
+
+std::string base_name(const c10::FunctionSchema& schema) {
+  return schema.name();
+}
+
+bool random_without_generator(const c10::OperatorHandle& op) {
+  for (const auto& argument : op.schema().arguments()) {
+    if (argument.name() == "generator") {
+      return false;
+    }
+  }
+  const auto tags = op.getTags();
+  return std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorTraits>> traits;
+};
+
+Registry& registry() {
+  static auto* instance = new Registry;
+  return *instance;
+}
+
+// One argument that was replaced by a CPU tensor, with the tensor it stands for.
+struct Borrowed {
+  at::Tensor cpu;
+  at::Tensor own;
+  bool written;
+};
+
+// The arguments of one call on their way to the CPU.
+struct Call {
+  OperatorTraits& traits;
+  c10::SmallVector<Borrowed, 6> borrowed;
+  c10::SmallVector<c10::Device, 2> cpu_seen;
+  int core = -1;
+  bool had_device = false;
+
+  at::Tensor lend(const at::Tensor& tensor, bool written) {
+    if (!tensor.defined()) {
+      return tensor;
+    }
+    const auto device = tensor.device();
+    if (device.type() != kNeuron) {
+      if (device.type() == c10::kCPU && tensor.dim() > 0 && !traits.takes_cpu_arguments && cpu_seen.empty()) {
+        cpu_seen.push_back(device);
+      }
+      return tensor;
+    }
+    if (core < 0) {
+      core = device.index();
+    } else if (core != device.index()) {
+      mixed_devices(traits.name, c10::Device(kNeuron, static_cast<c10::DeviceIndex>(core)), device);
+    }
+    if (C10_UNLIKELY(traits.tensor_engine)) {
+      refuse_float64(traits, tensor);
+    }
+    borrowed.push_back({borrow(tensor), tensor, written});
+    return borrowed.back().cpu;
+  }
+
+  void lend(IValue& value, const c10::Argument& argument) {
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    if (value.isTensor()) {
+      const auto& tensor = value.toTensor();
+      if (tensor.defined()) {
+        value = IValue(lend(tensor, written));
+      }
+    } else if (value.isTensorList()) {
+      auto list = value.toTensorList();
+      c10::List<at::Tensor> lent;
+      lent.reserve(list.size());
+      for (size_t k = 0; k < list.size(); ++k) {
+        lent.push_back(lend(list.get(k), written));
+      }
+      value = IValue(std::move(lent));
+    } else if (value.isOptionalTensorList()) {
+      auto list = value.toOptionalTensorList();
+      c10::List<std::optional<at::Tensor>> lent;
+      lent.reserve(list.size());
+      for (size_t k = 0; k < list.size(); ++k) {
+        std::optional<at::Tensor> item = list.get(k);
+        lent.push_back(item.has_value() ? std::optional<at::Tensor>(lend(*item, written)) : item);
+      }
+      value = IValue(std::move(lent));
+    } else if (value.isDevice()) {
+      const auto device = value.toDevice();
+      if (device.type() == kNeuron) {
+        had_device = true;
+        core = core < 0 ? resolve_core(device.index()) : core;
+        value = IValue(c10::Device(c10::kCPU));
+      }
+    } else if (value.isGenerator()) {
+      value = IValue(cpu_generator(value.toGenerator()));
+    } else if (value.isNone() && argument.name() == "generator") {
+      value = IValue(cpu_generator_of(static_cast<c10::DeviceIndex>(core < 0 ? current_core() : core)));
+    }
+  }
+
+  at::Tensor take(at::Tensor&& result, bool stays_on_cpu) {
+    if (!result.defined() || result.device().type() != c10::kCPU) {
+      return std::move(result);
+    }
+    for (auto& item : borrowed) {
+      if (item.cpu.is_same(result)) {
+        return item.own;
+      }
+    }
+    if (result.has_storage()) {
+      const auto* storage = result.storage().unsafeGetStorageImpl();
+      for (auto& item : borrowed) {
+        if (item.cpu.storage().unsafeGetStorageImpl() == storage) {
+          return view_on(item.own, result);
+        }
+      }
+    }
+    return stays_on_cpu ? std::move(result) : hand_over(std::move(result), static_cast<c10::DeviceIndex>(core));
+  }
+
+  void take(IValue& value, bool stays_on_cpu) {
+    if (value.isTensor()) {
+      auto result = std::move(value).toTensor();
+      value = IValue(take(std::move(result), stays_on_cpu));
+    } else if (value.isTensorList()) {
+      auto results = std::move(value).toTensorVector();
+      c10::List<at::Tensor> taken;
+      taken.reserve(results.size());
+      for (auto& result : results) {
+        taken.push_back(take(std::move(result), stays_on_cpu));
+      }
+      value = IValue(std::move(taken));
+    }
+  }
+
+  // A kernel that failed may have resized a shared view; the tensor itself is as it was.
+  void forget_views() {
+    for (auto& item : borrowed) {
+      if (item.written && item.cpu.storage().data() != item.own.storage().data()) {
+        if (auto* block = block_of(item.own.storage().data_ptr())) {
+          if (auto* view = block->cpu_view.exchange(nullptr)) {
+            c10::intrusive_ptr<c10::StorageImpl>::reclaim(view);
+          }
+        }
+      }
+    }
+  }
+};
+
+// The generic fallback, for operators that were registered after this library.
+void boxed_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  run_on_cpu(traits_of(op), op, stack);
+}
+
+// The same with the traits at hand, so that nothing is looked up per call.
+struct BoxedKernel final : c10::OperatorKernel {
+  OperatorTraits& traits;
+  explicit BoxedKernel(OperatorTraits& t) : traits(t) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    run_on_cpu(traits, op, stack);
+  }
+};
+
+void not_dense(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      false, op.schema().name(),
+      ": the emulated neuron device holds dense, strided tensors only, no sparse, quantized or nested ones. Whether "
+      "TorchNeuron supports them is not documented. Work on them on the CPU and move a dense tensor to the device.");
+}
+
+} // namespace
+
+OperatorTraits& traits_of(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorTraits*> seen;
+  const auto* key = &op.schema();
+  if (auto found = seen.find(key); found != seen.end()) {
+    return *found->second;
+  }
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  auto& slot = all.traits[key];
+  if (!slot) {
+    slot = std::make_unique<OperatorTraits>();
+    slot->name = base_name(*key);
+    slot->reported_fallback = kReportedFallbacks.count(slot->name) > 0;
+    slot->tensor_engine = kTensorEngine.count(slot->name) > 0;
+    slot->takes_cpu_arguments = kTakesCpuArguments.count(slot->name) > 0;
+    slot->draws_silently = random_without_generator(op);
+    slot->cpu_results = slot->name == "aten::_pack_padded_sequence" ? 2 : 0; // batch_sizes is a CPU tensor everywhere
+  }
+  seen[key] = slot.get();
+  return *slot;
+}
+
+void note(OperatorTraits& traits) {
+  if (C10_UNLIKELY(!traits.executed.load(std::memory_order_relaxed))) {
+    traits.executed.store(true, std::memory_order_relaxed);
+  }
+  if (C10_LIKELY(!traits.reported_fallback)) {
+    return;
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !config().refuse_fallback, "The operator '", traits.name,
+      "' is reported to run on the CPU under TorchNeuron, and NEURON_FALLBACK_ENABLED=0 forbids that. [emulated; the "
+      "variable's exact meaning is not documented] Replace the operator, move it to the CPU yourself, or unset the variable.");
+  if (!traits.warned.exchange(true)) {
+    TORCH_WARN(
+        "The operator '", traits.name, "' is reported to fall back to the CPU on a Trainium (field reports, beta builds): "
+        "two transfers and a synchronisation per call. torch_neuronx.get_fallback_ops() lists what fell back. [emulated]");
+  }
+}
+
+void refuse_float64(const OperatorTraits& traits, const at::Tensor& tensor) {
+  // Not a TypeError: PyTorch's binary operators would swallow that and its message.
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !config().refuse_float64 || (tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kComplexDouble),
+      traits.name, " got a ", c10::toString(tensor.scalar_type()),
+      " tensor, and the tensor engine of a NeuronCore has no 64-bit floating point. What TorchNeuron does then is not "
+      "documented; field reports saw the work silently done in 32 bits. The emulated device refuses instead: convert with "
+      ".float() or .to(torch.bfloat16) (a module with module.float()), or compute on the CPU. NEURON_LAB_FLOAT64=allow "
+      "lets it pass, at full precision.");
+}
+
+void mixed_devices(const std::string& op, c10::Device one, c10::Device other) {
+  TORCH_CHECK(
+      false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other,
+      "! (operator ", op, ") Move one of them with tensor.to(\"", one, "\").");
+  std::abort(); // not reached: the check above throws
+}
+
+void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  touch();
+  note(traits);
+  const auto& schema = op.schema();
+  const auto& arguments = schema.arguments();
+  const auto first = stack->size() - arguments.size();
+  Call call{traits};
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    call.lend((*stack)[first + i], arguments[i]);
+  }
+  if (call.core < 0) {
+    call.core = current_core();
+  } else if (!call.cpu_seen.empty() && !call.borrowed.empty()) {
+    mixed_devices(traits.name, call.borrowed[0].own.device(), call.cpu_seen[0]);
+  }
+  try {
+    KernelScope scope(static_cast<c10::DeviceIndex>(call.core));
+    if (C10_UNLIKELY(traits.draws_silently)) {
+      BorrowedDefaultGenerator random(static_cast<c10::DeviceIndex>(call.core));
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    } else {
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+    }
+  } catch (...) {
+    call.forget_views();
+    throw;
+  }
+  for (auto& item : call.borrowed) {
+    if (item.written) {
+      write_back(item.cpu, item.own);
+    }
+  }
+  const auto results = schema.returns().size();
+  const auto base = stack->size() - results;
+  for (size_t i = 0; i < results; ++i) {
+    call.take((*stack)[base + i], (traits.cpu_results >> i & 1) != 0);
+  }
+}
+
+void register_cpu_kernels() {
+  static auto* library = new torch::Library(
+      torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, static_cast<uint32_t>(__LINE__));
+  // Composite kernels that ask for the device's type or for a kernel of its own, and so do not work on ours.
+  static const Names composite = {
+      "aten::convolution", "aten::convolution_backward", "aten::conj_physical_", "aten::mode"};
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    if (name.name.rfind("aten::", 0) != 0) {
+      continue;
+    }
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) {
+      continue;
+    }
+    // The composite foreach kernels run whole on the CPU: one borrow per tensor instead of one operator per tensor.
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CPU) || composite.count(name.name) > 0 ||
+        name.name.rfind("aten::_foreach_", 0) == 0) {
+      const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      library->impl(
+          full.substr(6).c_str(),
+          torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(traits_of(*op))));
+    }
+  }
+}
+
+namespace {
+
+std::vector<std::string> names_where(bool (*wanted)(const OperatorTraits&)) {
+  std::set<std::string> names;
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& entry : all.traits) {
+    if (wanted(*entry.second)) {
+      names.insert(entry.second->name);
+    }
+  }
+  return {names.begin(), names.end()};
+}
+
+} // namespace
+
+std::vector<std::string> executed_operators() {
+  return names_where([](const OperatorTraits& traits) { return traits.executed.load(); });
+}
+
+std::vector<std::string> fallback_operators() {
+  return names_where([](const OperatorTraits& traits) { return traits.executed.load() && traits.reported_fallback; });
+}
+
+void clear_tracking() {
+  auto& all = registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& entry : all.traits) {
+    entry.second->executed.store(false);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+}
+TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_dense>());
+}
+TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_dense>());
+}
+TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_dense>());
+}
+TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_dense>());
+}
+
+} // namespace neuron_lab

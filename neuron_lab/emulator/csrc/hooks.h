@@ -1,0 +1,6 @@
+// What PyTorch asks of an accelerator beside its operators.
+#pragma once
+
+namespace neuron_lab {
+void register_hooks();
+} // namespace neuron_lab

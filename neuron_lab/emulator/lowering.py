@@ -1,0 +1,167 @@
+"""Turns a graph of the device into a callable that runs on the CPU in one go.
+
+The inputs become CPU tensors over the same bytes, the graph's operators run as
+CPU operators without passing through the device one by one, and what comes out
+is handed to the device without a copy. Collectives are the exception: they get
+tensors of the device, since their process group knows no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.node import map_aggregate
+
+from . import device_module
+
+_COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "symm_mem")
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "neuron":
+        return torch.device("cpu")
+    return value
+
+
+def _is_collective(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
+
+
+class _Collective:
+    """A functional collective, called with tensors of the device."""
+
+    def __init__(self, target: Any, core: int) -> None:
+        self.target = target
+        self.core = core
+        self.__name__ = str(target).replace(".", "_")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        extension = device_module.extension()
+
+        def to_device(value: Any) -> Any:
+            return extension.on_device(value, self.core) if isinstance(value, torch.Tensor) else value
+
+        def to_cpu(value: Any) -> Any:
+            return extension.aliases([value])[0] if isinstance(value, torch.Tensor) else value
+
+        # Waited for on the spot: the compiled graph holds CPU tensors, for which no work is registered.
+        with extension.OutsideGraph():
+            result = self.target(*map_aggregate(args, to_device), **map_aggregate(kwargs, to_device))
+            if self.target._opname != "wait_tensor":
+                result = map_aggregate(
+                    result, lambda value: torch.ops._c10d_functional.wait_tensor(value) if isinstance(value, torch.Tensor) else value
+                )
+        return map_aggregate(result, to_cpu)
+
+
+def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
+    """Rewrite a graph for the CPU, in place; True if it draws random numbers."""
+    if id(gm) in seen:
+        return False
+    seen.add(id(gm))
+    random = False
+    extension = device_module.extension()
+    for name, value in list(gm.__dict__.items()) + list(gm._parameters.items()) + list(gm._buffers.items()):
+        if isinstance(value, torch.Tensor) and value.device.type == "neuron":
+            gm._parameters.pop(name, None)
+            gm._buffers.pop(name, None)
+            gm.__dict__[name] = extension.aliases([value.detach()])[0]
+    for node in gm.graph.nodes:
+        if node.op == "get_attr":
+            child = getattr(gm, node.target, None) if "." not in node.target else gm.get_submodule(node.target)
+            if isinstance(child, torch.fx.GraphModule):
+                random |= _lower_module(child, core, seen)
+        if node.op != "call_function":
+            continue
+        node.args = map_aggregate(node.args, _on_cpu)
+        node.kwargs = map_aggregate(node.kwargs, _on_cpu)
+        if isinstance(node.target, torch._ops.OpOverload):
+            random |= torch.Tag.nondeterministic_seeded in node.target.tags
+        if _is_collective(node):
+            node.target = _Collective(node.target, core)
+    gm.recompile()
+    return random
+
+
+def _core_of(value: Any, default: int) -> int:
+    """Core that a result belongs to; -1 for the CPU."""
+    if not isinstance(value, torch.Tensor):
+        return -1
+    if value.device.type != "neuron":
+        return -1
+    return default if value.device.index is None else value.device.index
+
+
+def _core_of_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> int:
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor) and value.device.type == "neuron" and value.device.index is not None:
+            return value.device.index
+    return device_module.current_device()
+
+
+def lower(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[[list[Any]], Any]:
+    """Make the boxed callable of one graph.
+
+    Parameters
+    ----------
+    gm
+        A graph of ATen operators, as AOT Autograd makes it. It is changed.
+    example_inputs
+        Fake tensors of the inputs.
+
+    Returns
+    -------
+    callable
+        Takes one list of inputs, which it empties (so that memory can be freed
+        early), and returns the graph's results.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    extension = device_module.extension()
+    core = _core_of_graph(gm, example_inputs)
+    output = next(node for node in reversed(gm.graph.nodes) if node.op == "output")
+    results = output.args[0]
+    single = not isinstance(results, (list, tuple))
+    cores = [
+        _core_of(node.meta.get("val"), core) if isinstance(node, torch.fx.Node) else -1
+        for node in ([results] if single else results)
+    ]
+    gm.graph.set_codegen(_BoxedCodeGen())
+    random = _lower_module(gm, core, set())
+    forward = gm.forward
+
+    def run(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        aliases = extension.aliases(tensors)
+        if len(tensors) == len(inputs):
+            lent = list(aliases)
+        else:
+            rest = iter(aliases)
+            lent = [next(rest) if isinstance(value, torch.Tensor) else value for value in inputs]
+        with extension.GraphScope(core, random):
+            made = forward(lent)
+        made = [made] if single else list(made)
+        return _hand_over(extension, made, tensors, aliases, cores, single)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _hand_over(
+    extension: Any, made: list[Any], tensors: list[torch.Tensor], aliases: list[torch.Tensor], cores: list[int], single: bool
+) -> Any:
+    places = [i for i, value in enumerate(made) if isinstance(value, torch.Tensor)]
+    if len(places) == len(made):
+        made = extension.hand_over(made, tensors, aliases, cores)
+    else:
+        values = [made[i] for i in places]
+        for i in places:
+            made[i] = None
+        taken = extension.hand_over(values, tensors, aliases, [cores[i] for i in places])
+        for i, value in zip(places, taken, strict=True):
+            made[i] = value
+    return made[0] if single else made
