@@ -35,7 +35,8 @@ def real_package() -> tuple[bool, str]:
         version = ""
     if version and int(version.split(".")[0] or 0) < 2:
         return False, (
-            f"torch-neuronx {version} is installed, but that is only the placeholder of the public Python index. The real "
+            f"torch-neuronx {version} is installed, but that is only the placeholder of the public Python index. The "
+            "real "
             f"one is on AWS's index: pip install torch-neuronx --extra-index-url {AWS_INDEX} (on a Trainium instance)"
         )
     if version or importlib.util.find_spec("torch_neuronx") is not None:
@@ -50,7 +51,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         self.name = name
         self.action = action
 
-    def find_spec(self, fullname, path=None, target=None):  # noqa: ANN001, ANN201
+    def find_spec(self, fullname, path=None, target=None):
         if fullname != self.name or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
@@ -59,7 +60,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
             return None
         execute = spec.loader.exec_module
 
-        def exec_module(module) -> None:  # noqa: ANN001
+        def exec_module(module) -> None:
             execute(module)
             self.action()
 

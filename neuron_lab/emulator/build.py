@@ -64,7 +64,8 @@ def cache_dir() -> Path:
         if _writable(Path(chosen)):
             return Path(chosen)
         raise BuildError(
-            f"NEURON_LAB_CACHE={chosen!r} cannot be written. Name a folder that you may write to, or unset the variable."
+            f"NEURON_LAB_CACHE={chosen!r} cannot be written. Name a folder that you may write to, or unset the "
+            "variable."
         )
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     usual = Path(base) / "neuron-lab"
@@ -129,7 +130,8 @@ def _compiler() -> str:
             "or conda install -c conda-forge cxx-compiler",
         }.get(sys.platform, "use WSL on Windows, and a C++ compiler in it")
         raise BuildError(
-            f"No C++ compiler: {command!r} is not on PATH, and the emulated neuron device is built from C++ on first use. "
+            f"No C++ compiler: {command!r} is not on PATH, and the emulated neuron device is built from C++ on first "
+            "use. "
             f"Install one: {mend}. Then import torch again."
         )
     return command
@@ -180,12 +182,14 @@ def _explain(error: BaseException, folder: Path) -> str:
     free = shutil.disk_usage(folder).free
     if "No space left" in text or getattr(error, "errno", None) == errno.ENOSPC or free < (10 << 20):
         return (
-            f"The disk of {folder} is full ({free >> 20} MiB free; the build needs about {_NEEDED_BYTES >> 20}). Free some, "
+            f"The disk of {folder} is full ({free >> 20} MiB free; the build needs about {_NEEDED_BYTES >> 20}). "
+            "Free some, "
             "or set NEURON_LAB_CACHE to a folder on another disk."
         )
     if "Python.h" in text:
         return (
-            "Python's C headers are missing (Python.h). Install them: apt-get install python3-dev, or use a Python from "
+            "Python's C headers are missing (Python.h). Install them: apt-get install python3-dev, or use a Python "
+            "from "
             f"conda-forge or python.org.\n{text[-2000:]}"
         )
     if "Killed" in text or "signal" in text.lower():
@@ -200,6 +204,7 @@ def _compile(folder: Path) -> ModuleType:
     from torch.utils import cpp_extension
 
     flags = list(_FLAGS) + (["-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"] if _with_gloo() else [])
+    flags.append(f"-ffile-prefix-map={CSRC}=neuron_lab/emulator/csrc")  # no path of this machine in warnings
     with _ninja_on_path():
         return cpp_extension.load(
             name=NAME,

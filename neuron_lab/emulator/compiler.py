@@ -35,7 +35,8 @@ def _symbols(values: Sequence[Any]) -> str | None:
             return f"instruction 'parameter' has the symbolic size '{value}' (input {position})"
         if isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
             shape = ",".join("?" if isinstance(size, torch.SymInt) else str(size) for size in value.shape)
-            return f"instruction 'parameter' has shape '{str(value.dtype).removeprefix('torch.')}[{shape}]' (input {position})"
+            dtype = str(value.dtype).removeprefix("torch.")
+            return f"instruction 'parameter' has shape '{dtype}[{shape}]' (input {position})"
     return None
 
 
@@ -43,9 +44,12 @@ def _refuse_symbols(values: Sequence[Any]) -> None:
     found = _symbols(values)
     if found is not None:
         raise DynamicShapeError(
-            f"[NCC_EMOD025] Dynamic shape is not supported: {found}. [emulated] The neuron backend builds one graph per set of "
-            "shapes. Either dynamic=True was asked for, or Dynamo made a size symbolic when it changed for the first time. "
-            "Compile with dynamic=False (or set torch._dynamo.config.automatic_dynamic_shapes = False), and pad or bucket the "
+            f"[NCC_EMOD025] Dynamic shape is not supported: {found}. [emulated] The neuron backend builds one graph "
+            "per set of "
+            "shapes. Either dynamic=True was asked for, or Dynamo made a size symbolic when it changed for the first "
+            "time. "
+            "Compile with dynamic=False (or set torch._dynamo.config.automatic_dynamic_shapes = False), and pad or "
+            "bucket the "
             "inputs so that few shapes occur."
         )
 
@@ -53,7 +57,8 @@ def _refuse_symbols(values: Sequence[Any]) -> None:
 def _check_mode(mode: str | None) -> None:
     if mode not in (None, "default"):
         warnings.warn(
-            f"torch.compile(mode={mode!r}) has no effect on the neuron backend, which knows mode='default' only and uses it. "
+            f"torch.compile(mode={mode!r}) has no effect on the neuron backend, which knows mode='default' only and "
+            "uses it. "
             "Leave mode out, or write mode='default'.",
             UserWarning,
             stacklevel=2,
@@ -75,16 +80,41 @@ def _may_fall_back(options: dict[str, Any]) -> bool:
     return not flag(os.environ, "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", True)
 
 
+def _without_rng_states(gm: torch.fx.GraphModule, values: list[Any]) -> list[Any]:
+    """Leave out the generator states that a checkpointed graph hands to its backward.
+
+    PyTorch gives their length a symbol, though it never changes.
+    """
+    names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
+    return [value for name, value in zip(names, values, strict=False) if not name.startswith("rng_state_output")]
+
+
 def _graph_compiler(kind: str, options: dict[str, Any]) -> Callable[..., Any]:
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         from .lowering import lower
         from .records import record
 
-        _refuse_symbols(example_inputs)
+        _refuse_symbols(_without_rng_states(gm, example_inputs))
         record(gm, example_inputs, kind, options, device_module._instance.lnc)
         return lower(gm, example_inputs)
 
     return compile_graph
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _backend_of_somebody_else() -> Callable[..., Any]:
+    """The Dynamo backend ``neuron`` of another distribution: of two entry points PyTorch takes an arbitrary one."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="torch_dynamo_backends", name="neuron"):
+        if point.dist is None or point.dist.name != "neuron-lab":
+            return point.load()
+    from . import status
+
+    raise RuntimeError(f"There is no neuron device in this process to compile for. {status().reason}")
 
 
 def neuron(
@@ -94,7 +124,7 @@ def neuron(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The Dynamo backend ``neuron``. [emulated]
+    """Compile a graph for the device: the Dynamo backend ``neuron``, emulated.
 
     Parameters
     ----------
@@ -118,6 +148,9 @@ def neuron(
     --------
     >>> step = torch.compile(model, backend="neuron", fullgraph=True, dynamic=False)  # doctest: +SKIP
     """
+    if device_module.extension() is None:  # the emulated device stands aside, and so does its compiler
+        return _backend_of_somebody_else()(gm, example_inputs, **_given(mode=mode, options=options))
+
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
@@ -131,7 +164,9 @@ def neuron(
         _refuse_symbols(example_inputs)
     except DynamicShapeError as error:
         if _may_fall_back(options):
-            warnings.warn(f"neuron: the graph runs eagerly, since it cannot be compiled. {error}", UserWarning, stacklevel=2)
+            warnings.warn(
+                f"neuron: the graph runs eagerly, since it cannot be compiled. {error}", UserWarning, stacklevel=2
+            )
             return gm.forward
         raise
     compiler = aot_autograd(

@@ -53,6 +53,9 @@ def install(extension: ModuleType, instance: Instance) -> None:
     global _extension, _instance
     _extension = extension
     _instance = instance
+    # PyTorch gives every accelerator a thread for the backward pass, to keep its queue filled. The emulated core has no
+    # queue, and the hand-over between threads would cost more than small operators do. This thread runs it itself.
+    torch.autograd.set_multithreading_enabled(False)
 
 
 def extension() -> ModuleType:
@@ -119,7 +122,7 @@ def set_device(device: Device) -> None:
     _extension.set_device(_index(device))
 
 
-class device(contextlib.AbstractContextManager):  # noqa: N801 - torch.cuda.device has this name
+class device(contextlib.AbstractContextManager):
     """Make a core the current one inside a ``with`` block."""
 
     def __init__(self, device: Device) -> None:
@@ -133,7 +136,7 @@ class device(contextlib.AbstractContextManager):  # noqa: N801 - torch.cuda.devi
         _extension.exchange_device(self._before)
 
 
-class device_of(device):  # noqa: N801
+class device_of(device):
     """Make the core of a tensor the current one; any other tensor changes nothing."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -218,7 +221,9 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 def default_stream(device: Device = None) -> torch.Stream:
     """The default stream of a core."""
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=torch._C._autograd.DeviceType.PrivateUse1.value)
+    return torch.Stream(
+        stream_id=0, device_index=_index(device), device_type=torch._C._autograd.DeviceType.PrivateUse1.value
+    )
 
 
 def set_stream(stream: torch.Stream) -> None:

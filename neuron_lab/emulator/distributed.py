@@ -28,8 +28,10 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     # Asked of the first group only: later ones are made in the middle of training.
     if extension.touched() and not extension.group_exists():
         raise AssertionError(
-            "Neuron runtime should not be initialized before the init_process_group. A tensor was already placed on the "
-            "device in this process. Call torch.distributed.init_process_group(\"neuron\") first, before anything uses the "
+            "Neuron runtime should not be initialized before the init_process_group. A tensor was already placed on "
+            "the "
+            'device in this process. Call torch.distributed.init_process_group("neuron") first, before anything uses '
+            "the "
             "device; torch.neuron.set_device may come earlier."
         )
     backend = extension.NeuronProcessGroup(dist.ProcessGroupGloo(store, rank, size, timeout=timeout))

@@ -117,13 +117,15 @@ def parse_cores(text: str, available: int, name: str = "NEURON_RT_VISIBLE_CORES"
         low, dash, high = part.strip().partition("-")
         if not low.isdigit() or (dash and not high.isdigit()):
             raise ConfigurationError(
-                f"{name}={text!r} is not a list of cores. Write an index, an inclusive range or a list: 2, 0-3 or 0,2-3."
+                f"{name}={text!r} is not a list of cores. Write an index, an inclusive range or a list: 2, 0-3 or "
+                "0,2-3."
             )
         cores.extend(range(int(low), int(high or low) + 1))
     wrong = [core for core in cores if core >= available]
     if wrong or not cores:
         raise ConfigurationError(
-            f"{name}={text!r} names core {wrong[0] if wrong else 'none'}; this instance has cores 0 to {available - 1}. "
+            f"{name}={text!r} names core {wrong[0] if wrong else 'none'}; this instance has cores 0 to "
+            f"{available - 1}. "
             "NEURON_LAB_CORES raises the number of emulated cores."
         )
     if len(set(cores)) != len(cores):
@@ -139,7 +141,8 @@ def _start_core(env: Mapping[str, str], cores: int, visible: bool) -> int:
         return 0  # the launcher already gave this rank its one core
     raise ConfigurationError(
         f"LOCAL_RANK={local_rank} needs core {local_rank}, and this process sees {cores} "
-        f"({'neuron:0' if cores == 1 else f'neuron:0 to neuron:{cores - 1}'}): one process per core. Start at most {cores} "
+        f"({'neuron:0' if cores == 1 else f'neuron:0 to neuron:{cores - 1}'}): one process per core. Start at most "
+        f"{cores} "
         "processes (torchrun --nproc_per_node), or emulate more cores with NEURON_LAB_CORES."
     )
 

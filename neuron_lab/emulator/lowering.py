@@ -29,6 +29,16 @@ def _is_collective(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
 
 
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether a node takes numbers from the generator, or saves and restores its state."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return "rng_state" in node.target.name()
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    dropout = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}
+    return dropout.get("dropout_p", 1.0) != 0.0  # attention without dropout draws nothing
+
+
 class _Collective:
     """A functional collective, called with tensors of the device."""
 
@@ -51,7 +61,10 @@ class _Collective:
             result = self.target(*map_aggregate(args, to_device), **map_aggregate(kwargs, to_device))
             if self.target._opname != "wait_tensor":
                 result = map_aggregate(
-                    result, lambda value: torch.ops._c10d_functional.wait_tensor(value) if isinstance(value, torch.Tensor) else value
+                    result,
+                    lambda value: (
+                        torch.ops._c10d_functional.wait_tensor(value) if isinstance(value, torch.Tensor) else value
+                    ),
                 )
         return map_aggregate(result, to_cpu)
 
@@ -67,7 +80,7 @@ def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
         if isinstance(value, torch.Tensor) and value.device.type == "neuron":
             gm._parameters.pop(name, None)
             gm._buffers.pop(name, None)
-            gm.__dict__[name] = extension.aliases([value.detach()])[0]
+            gm.__dict__[name] = extension.aliases([value])[0]  # no operator: fake tensors are about
     for node in gm.graph.nodes:
         if node.op == "get_attr":
             child = getattr(gm, node.target, None) if "." not in node.target else gm.get_submodule(node.target)
@@ -77,8 +90,7 @@ def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
             continue
         node.args = map_aggregate(node.args, _on_cpu)
         node.kwargs = map_aggregate(node.kwargs, _on_cpu)
-        if isinstance(node.target, torch._ops.OpOverload):
-            random |= torch.Tag.nondeterministic_seeded in node.target.tags
+        random |= _draws(node)
         if _is_collective(node):
             node.target = _Collective(node.target, core)
     gm.recompile()
@@ -152,7 +164,12 @@ def lower(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[[list
 
 
 def _hand_over(
-    extension: Any, made: list[Any], tensors: list[torch.Tensor], aliases: list[torch.Tensor], cores: list[int], single: bool
+    extension: Any,
+    made: list[Any],
+    tensors: list[torch.Tensor],
+    aliases: list[torch.Tensor],
+    cores: list[int],
+    single: bool,
 ) -> Any:
     places = [i for i, value in enumerate(made) if isinstance(value, torch.Tensor)]
     if len(places) == len(made):

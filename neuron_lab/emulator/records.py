@@ -103,7 +103,7 @@ def set_model_name(name: str) -> None:
 
 
 def get_dynamo_metrics() -> dict[str, Any]:
-    """What was compiled since the last reset. [emulated; the form is neuron-lab's own]
+    """Say what was compiled since the last reset; emulated, and in a form of neuron-lab's own.
 
     Returns
     -------
@@ -183,7 +183,8 @@ def _warn_once(what: str, error: OSError) -> None:
     if not _state.warned:
         _state.warned = True
         warnings.warn(
-            f"neuron-lab: {what} cannot be written ({error.strerror or error}); graphs are compiled anew in every process. "
+            f"neuron-lab: {what} cannot be written ({error.strerror or error}); graphs are compiled anew in every "
+            "process. "
             "Set TORCH_NEURONX_NEFF_CACHE_DIR to a folder that you may write to.",
             RuntimeWarning,
             stacklevel=3,
@@ -213,14 +214,17 @@ def _keep_artefact(gm: torch.fx.GraphModule, kind: str, digest: str) -> None:
     if not folder and not flag(os.environ, "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS", False):
         return
     path = Path(folder or "/tmp/neuron_backend") / f"{_state.name}-{kind}-{digest}.fx.txt"
-    text = f"# {LABEL}\n# The layout of the real debug directory is not documented.\n{gm.print_readable(print_output=False)}\n"
+    head = f"# {LABEL}\n# The layout of the real debug directory is not documented."
+    text = f"{head}\n{gm.print_readable(print_output=False)}\n"
     try:
         _write(path, text)
     except OSError as error:
         _warn_once(f"TORCH_NEURONX_DEBUG_DIR={folder!r}", error)
 
 
-def record(gm: torch.fx.GraphModule, example_inputs: list[Any], kind: str, options: dict[str, Any], lnc: int) -> CompileRecord:
+def record(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], kind: str, options: dict[str, Any], lnc: int
+) -> CompileRecord:
     """Note that a graph was asked for, and which of the three events that was."""
     start = time.perf_counter()
     key = graph_key(gm, example_inputs, options, lnc)

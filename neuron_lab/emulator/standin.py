@@ -28,7 +28,7 @@ def _module(name: str, doc: str, **names: object) -> ModuleType:
     return module
 
 
-def nki_op(name: str, *, mutates_args: tuple[str, ...] | set[str] | dict | str = ()):  # noqa: ANN201
+def nki_op(name: str, *, mutates_args: tuple[str, ...] | set[str] | dict | str = ()):
     """Register a function as a PyTorch operator, as ``torch_neuronx.nki_op`` does.
 
     Built on :func:`torch.library.custom_op`: the result works in eager mode and
@@ -51,7 +51,7 @@ def nki_op(name: str, *, mutates_args: tuple[str, ...] | set[str] | dict | str =
     if isinstance(mutates_args, dict):
         mutates_args = tuple(mutates_args)
 
-    def register(function):  # noqa: ANN001, ANN202
+    def register(function):
         operator = torch.library.custom_op(name, function, mutates_args=mutates_args)
         # The body allocates its outputs and calls kernels; it serves as its own fake where it runs on fake tensors.
         operator.register_fake(function)

@@ -274,6 +274,14 @@ void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::ji
   for (size_t i = 0; i < arguments.size(); ++i) {
     call.lend((*stack)[first + i], arguments[i]);
   }
+  if (C10_UNLIKELY(traits.takes_cpu_arguments && !call.borrowed.empty() && !arguments.empty())) {
+    // They may lie on the CPU beside a tensor of the device, not the other way about.
+    const auto& self = (*stack)[first];
+    if (self.isTensor() && self.toTensor().defined() && self.toTensor().dim() > 0 &&
+        !call.borrowed[0].cpu.is_same(self.toTensor())) {
+      mixed_devices(traits.name, call.borrowed[0].own.device(), c10::Device(c10::kCPU));
+    }
+  }
   if (call.core < 0) {
     call.core = current_core();
   } else if (!call.cpu_seen.empty() && !call.borrowed.empty()) {

@@ -5,120 +5,20 @@
 // the work is waited for or its future completes.
 #ifdef USE_DISTRIBUTED
 #include "alias.h"
+#include "collective_work.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
-#include <functional>
-#include <mutex>
-
 namespace neuron_lab {
 namespace {
 
 using at::Tensor;
-using Tensors = std::vector<Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using c10d::ReduceOp;
-
-struct NeuronWork final : c10d::Work {
-  std::vector<WorkPtr> inner;
-  Tensors outputs;
-  Tensors kept; // the aliases, until gloo is done with them
-  std::function<void()> finish;
-  std::mutex mutex;
-  bool finished = false;
-
-  NeuronWork(std::vector<WorkPtr> works, Tensors out, Tensors keep, std::function<void()> after)
-      : Work(-1, c10d::OpType::UNKNOWN),
-        inner(std::move(works)),
-        outputs(std::move(out)),
-        kept(std::move(keep)),
-        finish(std::move(after)) {}
-
-  void complete() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (!finished) {
-      finished = true;
-      if (finish) {
-        finish();
-      }
-      finish = nullptr;
-      kept.clear();
-    }
-  }
-  bool isCompleted() override {
-    for (auto& work : inner) {
-      if (!work->isCompleted()) {
-        return false;
-      }
-    }
-    if (isSuccess()) {
-      complete();
-    }
-    return true;
-  }
-  bool isSuccess() const override {
-    for (const auto& work : inner) {
-      if (work->exception()) {
-        return false;
-      }
-    }
-    return true;
-  }
-  std::exception_ptr exception() const override {
-    for (const auto& work : inner) {
-      if (auto error = work->exception()) {
-        return error;
-      }
-    }
-    return nullptr;
-  }
-  int sourceRank() const override {
-    return inner.at(0)->sourceRank();
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    for (auto& work : inner) {
-      work->wait(timeout);
-    }
-    complete();
-    return true;
-  }
-  void synchronize() override {
-    wait(kNoTimeout);
-  }
-  void abort() override {
-    for (auto& work : inner) {
-      work->abort();
-    }
-  }
-  Tensors result() override {
-    return outputs;
-  }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    const auto type = c10::ListType::create(c10::TensorType::get());
-    auto future = c10::make_intrusive<c10::ivalue::Future>(type);
-    auto self = c10::intrusive_ptr<NeuronWork>::reclaim_copy(this);
-    if (inner.size() == 1) {
-      inner[0]->getFuture()->addCallback([self, future](c10::ivalue::Future& done) {
-        if (done.hasError()) {
-          future->setError(done.exception_ptr());
-          return;
-        }
-        self->complete();
-        future->markCompleted(c10::IValue(self->outputs));
-      });
-    } else {
-      wait(kNoTimeout);
-      future->markCompleted(c10::IValue(outputs));
-    }
-    return future;
-  }
-};
 
 // gloo knows no bool; on the wire one is a byte.
 Tensor lend(const Tensor& tensor) {
@@ -144,6 +44,14 @@ std::vector<Tensors> lend(const std::vector<Tensors>& lists) {
     out.push_back(lend(list));
   }
   return out;
+}
+
+Tensor flatten(const Tensors& tensors) {
+  Tensors parts;
+  for (const auto& tensor : tensors) {
+    parts.push_back(tensor.reshape({-1}));
+  }
+  return at::cat(parts);
 }
 
 Tensors flat(const std::vector<Tensors>& lists) {
@@ -287,7 +195,15 @@ struct NeuronProcessGroup final : c10d::Backend {
     return work({std::move(inner)}, flat(out), std::move(kept));
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& out, Tensors& in, const c10d::AllgatherOptions& options) override {
-    return one_by_one(out, in, [&](Tensor& to, Tensor& from) { return gloo->_allgather_base(to, from, options); });
+    auto lent_out = lend(out);
+    auto lent_in = lend(in);
+    std::vector<WorkPtr> inner;
+    for (size_t i = 0; i < out.size(); ++i) {
+      inner.push_back(gloo->_allgather_base(lent_out[i], lent_in[i], options));
+    }
+    auto kept = lent_out;
+    kept.insert(kept.end(), lent_in.begin(), lent_in.end());
+    return work(std::move(inner), out, std::move(kept));
   }
   WorkPtr gather(std::vector<Tensors>& out, Tensors& in, const c10d::GatherOptions& options) override {
     auto lent_out = lend(out);
@@ -306,14 +222,11 @@ struct NeuronProcessGroup final : c10d::Backend {
     return work({std::move(inner)}, out, std::move(kept));
   }
   WorkPtr reduce_scatter(Tensors& out, std::vector<Tensors>& in, const c10d::ReduceScatterOptions& options) override {
-    auto lent_out = lend(out);
-    auto lent_in = lend(in);
-    const auto how = reduction(options.reduceOp, out, getSize());
-    auto changed = options;
-    changed.reduceOp = how.op;
-    auto inner = gloo->reduce_scatter(lent_out, lent_in, changed);
-    auto kept = flat(lent_in);
-    return work({std::move(inner)}, out, std::move(kept), [lent_out, how] { divide(lent_out, how.divide_by); });
+    Tensors packed;
+    for (const auto& pieces : in) {
+      packed.push_back(flatten(lend(pieces)));
+    }
+    return reduce_and_keep_own(out, std::move(packed), options);
   }
   WorkPtr _reduce_scatter_base(Tensor& out, Tensor& in, const c10d::ReduceScatterOptions& options) override {
     Tensors outs{out};
@@ -321,11 +234,11 @@ struct NeuronProcessGroup final : c10d::Backend {
     return reduce_scatter_tensor_coalesced(outs, ins, options);
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& out, Tensors& in, const c10d::ReduceScatterOptions& options) override {
-    const auto how = reduction(options.reduceOp, out, getSize());
-    auto changed = options;
-    changed.reduceOp = how.op;
-    return one_by_one(
-        out, in, [&](Tensor& to, Tensor& from) { return gloo->_reduce_scatter_base(to, from, changed); }, how.divide_by);
+    Tensors packed;
+    for (const auto& tensor : lend(in)) {
+      packed.push_back(tensor.reshape({-1}).clone());
+    }
+    return reduce_and_keep_own(out, std::move(packed), options);
   }
   WorkPtr alltoall_base(
       Tensor& out, Tensor& in, std::vector<int64_t>& out_splits, std::vector<int64_t>& in_splits,
@@ -345,13 +258,6 @@ struct NeuronProcessGroup final : c10d::Backend {
         counts.push_back(tensor.numel());
       }
       return counts;
-    };
-    const auto flatten = [](const Tensors& tensors) {
-      Tensors parts;
-      for (const auto& tensor : tensors) {
-        parts.push_back(tensor.reshape({-1}));
-      }
-      return at::cat(parts);
     };
     auto lent_out = lend(out);
     auto packed = flatten(lend(in));
@@ -381,15 +287,30 @@ struct NeuronProcessGroup final : c10d::Backend {
   }
 
  private:
-  template <typename Collective>
-  WorkPtr one_by_one(Tensors& out, Tensors& in, Collective collective, int64_t divide_by = 1) {
+  // gloo's own reduce_scatter is this too, but its work never says that it has completed.
+  WorkPtr reduce_and_keep_own(Tensors& out, Tensors packed, const c10d::ReduceScatterOptions& options) {
+    const auto how = reduction(options.reduceOp, out, getSize());
     auto lent_out = lend(out);
-    auto lent_in = lend(in);
     std::vector<WorkPtr> inner;
     for (size_t i = 0; i < out.size(); ++i) {
-      inner.push_back(collective(lent_out[i], lent_in[i]));
+      TORCH_CHECK(
+          packed[i].numel() == lent_out[i].numel() * getSize(), "reduce_scatter: the input has ", packed[i].numel(),
+          " elements, and ", getSize(), " ranks with an output of ", lent_out[i].numel(), " need ",
+          lent_out[i].numel() * getSize());
+      c10d::AllreduceOptions all;
+      all.reduceOp = how.op;
+      all.timeout = options.timeout;
+      Tensors one{packed[i]};
+      inner.push_back(gloo->allreduce(one, all));
     }
-    return work(std::move(inner), out, lent_in, [lent_out, divide_by] { divide(lent_out, divide_by); });
+    const auto rank = getRank();
+    return work(std::move(inner), out, packed, [lent_out, packed, how, rank] {
+      for (size_t i = 0; i < packed.size(); ++i) {
+        auto own = lent_out[i];
+        own.copy_(packed[i].narrow(0, rank * own.numel(), own.numel()).view(own.sizes()));
+      }
+      divide(lent_out, how.divide_by);
+    });
   }
 
   // Field report of the real backend: "supported sizes: 4, 8, 16, or multiples of 32".
