@@ -200,6 +200,22 @@ def _explain(error: BaseException, folder: Path) -> str:
     )
 
 
+def _units(folder: Path) -> list[str]:
+    """Write the two files that are compiled; each includes some of the sources.
+
+    Most of the time goes into PyTorch's headers, which every file would read
+    again. Two units keep two processors busy: what needs Python's headers, and
+    all the rest.
+    """
+    units: dict[str, list[str]] = {"device": [], "python": []}
+    for path in sources():
+        unit = "python" if "torch/csrc/" in path.read_text() else "device"
+        units[unit].append(f'#include "{path}"\n')
+    for name, lines in units.items():
+        (folder / f"{name}.cpp").write_text("".join(lines))
+    return [str(folder / f"{name}.cpp") for name in units]
+
+
 def _compile(folder: Path) -> ModuleType:
     from torch.utils import cpp_extension
 
@@ -208,7 +224,7 @@ def _compile(folder: Path) -> ModuleType:
     with _ninja_on_path():
         return cpp_extension.load(
             name=NAME,
-            sources=[str(path) for path in sources()],
+            sources=_units(folder),
             extra_cflags=flags,
             build_directory=str(folder),
             with_cuda=False,

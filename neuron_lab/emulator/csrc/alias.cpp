@@ -97,8 +97,9 @@ at::Tensor hand_over(at::Tensor result, c10::DeviceIndex core, size_t references
   const auto bytes = storage->nbytes();
   if (result.use_count() <= references) {
     if (storage->device_type() == c10::kCPU) { // not yet: results of one operator may share a storage
-      auto memory = storage->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
-      storage->set_data_ptr_noswap(take_memory(std::move(memory), bytes, core));
+      storage->mutable_data(); // materializes a lazy copy before its memory is taken
+      auto taken = take_memory(std::move(storage->_mutable_data_ptr_no_checks()), bytes, core);
+      storage->set_data_ptr_noswap(std::move(taken));
       storage->set_allocator(device_allocator());
     }
     impl->_change_backend_component_keys(device);
@@ -138,8 +139,7 @@ void write_back(const at::Tensor& borrowed, const at::Tensor& tensor) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (seen->data() != own->data()) { // the kernel resized its output
     const auto bytes = seen->nbytes();
-    auto memory = seen->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
-    auto taken = take_memory(std::move(memory), bytes, tensor.device().index());
+    auto taken = take_memory(std::move(seen->_mutable_data_ptr_no_checks()), bytes, tensor.device().index());
     own->set_data_ptr_noswap(std::move(taken)); // frees the old block, and `seen` with its owner
     own->set_nbytes(bytes);
   }

@@ -300,7 +300,7 @@ void free_block(void* context) {
   delete block; // and the memory with it
 }
 
-c10::DataPtr take_memory(c10::DataPtr memory, size_t bytes, c10::DeviceIndex core) {
+c10::DataPtr take_memory(c10::DataPtr&& memory, size_t bytes, c10::DeviceIndex core) {
   const c10::Device device(kNeuron, core);
   void* data = memory.mutable_get();
   if (data == nullptr || bytes == 0) {

@@ -32,8 +32,9 @@ inline Block* block_of(const c10::DataPtr& data) {
   return data.get_deleter() == &free_block ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
-// Counts host memory of `bytes` as `core`'s, or throws the out-of-memory error.
-c10::DataPtr take_memory(c10::DataPtr memory, size_t bytes, c10::DeviceIndex core);
+// Counts host memory of `bytes` as `core`'s, or throws the out-of-memory error
+// and leaves `memory` where it is.
+c10::DataPtr take_memory(c10::DataPtr&& memory, size_t bytes, c10::DeviceIndex core);
 
 c10::DeviceAllocator* device_allocator();
 c10::Allocator* pinned_allocator();

@@ -19,7 +19,7 @@ std::vector<at::Tensor> aliases(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> out;
   out.reserve(tensors.size());
   for (const auto& tensor : tensors) {
-    out.push_back(on_neuron(tensor) ? alias(tensor) : tensor);
+    out.push_back(on_neuron(tensor) ? neuron_lab::alias(tensor) : tensor);
   }
   return out;
 }

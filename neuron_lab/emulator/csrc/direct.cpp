@@ -62,6 +62,14 @@ struct Devices {
   template <typename Other>
   void see(const Other&) {}
 
+  // A CPU scalar may be read beside device tensors; written it may not be.
+  void see_written(const Tensor& tensor) {
+    see(tensor);
+    if (!on_neuron(tensor)) {
+      on_cpu = &tensor;
+    }
+  }
+
   c10::DeviceIndex check() const {
     if (C10_UNLIKELY(on_cpu != nullptr)) {
       mixed_devices(traits.name, c10::Device(kNeuron, static_cast<c10::DeviceIndex>(core)), on_cpu->device());
@@ -112,7 +120,7 @@ struct Direct<Op, Tensor&(Tensor&, Arguments...)> {
     touch();
     note(known);
     Devices devices{known};
-    devices.see(self);
+    devices.see_written(self);
     (devices.see(arguments), ...);
     KernelScope scope(devices.check());
     auto own = borrow(self);

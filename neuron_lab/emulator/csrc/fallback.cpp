@@ -70,8 +70,21 @@ struct Call {
   OperatorTraits& traits;
   c10::SmallVector<Borrowed, 6> borrowed;
   c10::SmallVector<c10::Device, 2> cpu_seen;
+  at::Generator generator;
   int core = -1;
   bool had_device = false;
+
+  void check_generator() const {
+    if (!generator.defined()) {
+      return;
+    }
+    const bool ours = !borrowed.empty() || had_device;
+    const auto wanted = ours ? c10::Device(kNeuron, static_cast<c10::DeviceIndex>(core)) : c10::Device(c10::kCPU);
+    TORCH_CHECK(
+        generator.device() == wanted, "Expected a '", wanted, "' device type for generator but found '", generator.device(),
+        "' (operator ", traits.name, "). Make it with torch.Generator(\"", wanted, "\"), or draw on the generator's device "
+        "and move the tensor.");
+  }
 
   at::Tensor lend(const at::Tensor& tensor, bool written) {
     if (!tensor.defined()) {
@@ -79,7 +92,8 @@ struct Call {
     }
     const auto device = tensor.device();
     if (device.type() != kNeuron) {
-      if (device.type() == c10::kCPU && tensor.dim() > 0 && !traits.takes_cpu_arguments && cpu_seen.empty()) {
+      // A CPU scalar may be read beside device tensors; written it may not be.
+      if (device.type() == c10::kCPU && (tensor.dim() > 0 || written) && !traits.takes_cpu_arguments && cpu_seen.empty()) {
         cpu_seen.push_back(device);
       }
       return tensor;
@@ -128,7 +142,8 @@ struct Call {
         value = IValue(c10::Device(c10::kCPU));
       }
     } else if (value.isGenerator()) {
-      value = IValue(cpu_generator(value.toGenerator()));
+      generator = value.toGenerator();
+      value = IValue(cpu_generator(generator));
     } else if (value.isNone() && argument.name() == "generator") {
       value = IValue(cpu_generator_of(static_cast<c10::DeviceIndex>(core < 0 ? current_core() : core)));
     }
@@ -172,7 +187,9 @@ struct Call {
   // A kernel that failed may have resized a shared view; the tensor itself is as it was.
   void forget_views() {
     for (auto& item : borrowed) {
-      if (item.written && item.cpu.storage().data() != item.own.storage().data()) {
+      if (item.written &&
+          (item.cpu.storage().data() != item.own.storage().data() ||
+           item.cpu.storage().nbytes() != item.own.storage().nbytes())) {
         if (auto* block = block_of(item.own.storage().data_ptr())) {
           if (auto* view = block->cpu_view.exchange(nullptr)) {
             c10::intrusive_ptr<c10::StorageImpl>::reclaim(view);
@@ -287,6 +304,7 @@ void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::ji
   } else if (!call.cpu_seen.empty() && !call.borrowed.empty()) {
     mixed_devices(traits.name, call.borrowed[0].own.device(), call.cpu_seen[0]);
   }
+  call.check_generator();
   try {
     KernelScope scope(static_cast<c10::DeviceIndex>(call.core));
     if (C10_UNLIKELY(traits.draws_silently)) {
@@ -295,14 +313,21 @@ void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::ji
     } else {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     }
+    for (auto& item : call.borrowed) {
+      if (item.written) {
+        write_back(item.cpu, item.own);
+      }
+    }
+  } catch (const c10::NotImplementedError& error) {
+    call.forget_views();
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        std::string_view(error.what_without_backtrace()).find("from the 'CPU' backend") == std::string_view::npos,
+        "The operator '", traits.name, "' is not available on the emulated neuron device: it runs operators with their CPU "
+        "kernels, and this one has none. Register one with torch.library for the device type \"cpu\", or for \"neuron\".");
+    throw;
   } catch (...) {
     call.forget_views();
     throw;
-  }
-  for (auto& item : call.borrowed) {
-    if (item.written) {
-      write_back(item.cpu, item.own);
-    }
   }
   const auto results = schema.returns().size();
   const auto base = stack->size() - results;

@@ -22,10 +22,10 @@ struct NeuronGenerator final : c10::GeneratorImpl {
     host.set_current_seed(seed);
   }
   void set_offset(uint64_t offset) override {
-    host.set_offset(offset);
+    TORCH_CHECK(offset == 0, "The emulated neuron generator (mt19937) has no offset to set; use manual_seed or set_state");
   }
   uint64_t get_offset() const override {
-    return host.get_offset();
+    return 0; // asked for when a generator is copied or pickled
   }
   uint64_t current_seed() const override {
     return host.current_seed();

@@ -5,6 +5,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/ATen_fwd.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -48,13 +49,26 @@ c10::ScalarType dtype_of(OptionalDtype dtype) {
   return dtype.value_or(c10::typeMetaToScalarType(c10::get_default_dtype()));
 }
 
+bool fill_uninitialized() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory();
+}
+
+// Under deterministic algorithms fresh memory holds NaN, as on every device.
+Tensor fresh(Tensor tensor) {
+  if (C10_UNLIKELY(fill_uninitialized())) {
+    at::native::fill_empty_deterministic_(tensor);
+  }
+  return tensor;
+}
+
 Tensor empty_memory_format(
     IntArrayRef size, OptionalDtype dtype, OptionalLayout layout, OptionalDevice device, std::optional<bool> pinned,
     OptionalFormat format) {
   check_factory(layout, pinned);
   OnCore core(device);
-  return at::detail::empty_generic(
-      size, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype), format);
+  return fresh(at::detail::empty_generic(
+      size, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype), format));
 }
 
 Tensor empty_strided(
@@ -62,8 +76,8 @@ Tensor empty_strided(
     std::optional<bool> pinned) {
   check_factory(layout, pinned);
   OnCore core(device);
-  return at::detail::empty_strided_generic(
-      size, stride, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype));
+  return fresh(at::detail::empty_strided_generic(
+      size, stride, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype)));
 }
 
 // A tensor of zeros without memory, which forward-mode differentiation uses.
@@ -106,8 +120,7 @@ Tensor reshape_alias(const Tensor& self, IntArrayRef size, IntArrayRef stride) {
   return at::native::_reshape_alias(self, size, stride);
 }
 
-void grow(const Tensor& self, size_t bytes) {
-  const auto& storage = self.storage();
+void grow(const c10::Storage& storage, size_t bytes) {
   if (bytes > storage.nbytes()) {
     TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
     at::globalContext().lazyInitDevice(kNeuron);
@@ -118,10 +131,16 @@ void grow(const Tensor& self, size_t bytes) {
 const Tensor& resize(const Tensor& self, IntArrayRef size, OptionalFormat format) {
   auto* impl = self.unsafeGetTensorImpl();
   if (self.sizes() != size) {
-    const auto bytes = at::detail::computeStorageNbytesContiguous(
-        size, impl->itemsize(), static_cast<size_t>(impl->storage_offset()));
+    const auto before = self.storage().nbytes();
+    // Memory first: refused, it leaves the tensor as it was.
+    grow(
+        self.storage(),
+        at::detail::computeStorageNbytesContiguous(
+            size, impl->itemsize(), static_cast<size_t>(impl->storage_offset())));
     impl->set_sizes_contiguous(size);
-    grow(self, bytes);
+    if (C10_UNLIKELY(fill_uninitialized())) {
+      at::native::fill_resize_deterministic_(self, static_cast<int64_t>(before));
+    }
   }
   if (format.has_value()) {
     TORCH_CHECK(
@@ -132,16 +151,20 @@ const Tensor& resize(const Tensor& self, IntArrayRef size, OptionalFormat format
 }
 
 Tensor& set_source(Tensor& self, c10::Storage source, int64_t offset, IntArrayRef size, IntArrayRef stride) {
-  at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   auto* impl = self.unsafeGetTensorImpl();
+  const bool strided = stride.data() != nullptr && stride.size() == size.size();
+  const auto bytes = strided
+      ? at::detail::computeStorageNbytes(size, stride, impl->itemsize(), offset)
+      : at::detail::computeStorageNbytesContiguous(size, impl->itemsize(), static_cast<size_t>(offset));
+  if (c10::multiply_integers(size) > 0 && source.device().type() == kNeuron) { // else refused below
+    grow(source, bytes); // memory first: refused, it leaves the tensor as it was
+  }
+  at::native::checkSetStorage(self, std::move(source), offset, size, stride);
   impl->set_storage_offset(offset);
-  if (stride.data() != nullptr && stride.size() == size.size()) {
+  if (strided) {
     impl->set_sizes_and_strides(size, stride);
   } else {
     impl->set_sizes_contiguous(size);
-  }
-  if (impl->numel() > 0) {
-    grow(self, at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), impl->itemsize(), offset));
   }
   return self;
 }
@@ -163,6 +186,11 @@ Tensor& set_empty(Tensor& self) {
   c10::Storage storage(
       c10::Storage::use_byte_size_t(), 0, device_allocator()->allocate(0), device_allocator(), /*resizable=*/true);
   return set_source(self, std::move(storage), 0, {0}, {});
+}
+
+// Keeps nn.TransformerEncoder off its nested-tensor path, which PyTorch offers every out-of-tree device.
+bool nested_tensor_from_mask_left_aligned(const Tensor&, const Tensor&) {
+  return false;
 }
 
 void record_stream(Tensor&, c10::Stream) {} // streams run in program order
@@ -230,6 +258,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_", &set_empty);
   m.impl("record_stream", &record_stream);
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
+  m.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
   m.impl("histc", &histc);
   m.impl("convolution_overrideable", &convolution_overrideable);
   m.impl("convolution_backward_overrideable", &convolution_backward_overrideable);

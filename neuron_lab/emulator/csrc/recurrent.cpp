@@ -80,7 +80,7 @@ std::tuple<Tensor, Tensor> gru_cell(
   const auto reset = (in[0] + hidden[0]).sigmoid();
   const auto update = (in[1] + hidden[1]).sigmoid();
   const auto fresh = (in[2] + reset * hidden[2]).tanh();
-  return {(hx - fresh) * update + fresh, at::cat({reset, update, fresh, hx, hidden[2]})};
+  return {(hx - fresh) * update + fresh, side_by_side({reset, update, fresh, hx, hidden[2]})};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(
