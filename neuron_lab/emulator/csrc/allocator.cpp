@@ -153,11 +153,22 @@ size_t charge(int core, size_t bytes) {
 }
 
 void refund(int core, size_t counted) {
+  if (C10_UNLIKELY(in_bad_fork())) {
+    return; // another thread of the parent may have held the lock; the books are the parent's
+  }
   const auto pool = pool_of(counted);
   auto& books = g_books[core];
   std::lock_guard<std::mutex> lock(books.mutex);
   books.in_use[pool] -= counted;
   books.count(pool, -1, -static_cast<int64_t>(counted));
+}
+
+void tell_profiler(void* data, int64_t change, c10::DeviceIndex core) {
+  if (C10_UNLIKELY(c10::memoryProfilingEnabled())) {
+    auto& books = g_books[core];
+    c10::reportMemoryUsageToProfiler(
+        data, change, allocated(books), books.reserved[0] + books.reserved[1], c10::Device(kNeuron, core));
+  }
 }
 
 // The gate. It hands every request on; what it returns is ordinary CPU memory.
@@ -195,6 +206,7 @@ struct NeuronAllocator final : c10::DeviceAllocator {
     try {
       auto memory = g_cpu_gate.host->allocate(bytes);
       void* data = memory.mutable_get();
+      tell_profiler(data, static_cast<int64_t>(counted), core);
       return {data, new Block{std::move(memory), counted, core}, &free_block, device};
     } catch (...) {
       refund(core, counted);
@@ -282,6 +294,9 @@ NeuronAllocator& g_device_allocator = *new NeuronAllocator;
 PinnedAllocator& g_pinned_allocator = *new PinnedAllocator;
 
 void PinnedAllocator::release(void* data) {
+  if (C10_UNLIKELY(in_bad_fork())) {
+    return; // as in refund; the child's copy of the page goes with the child
+  }
   {
     std::lock_guard<std::mutex> lock(g_pinned_allocator.mutex);
     g_pinned_allocator.ranges.erase(static_cast<const char*>(data));
@@ -297,6 +312,7 @@ void free_block(void* context) {
     c10::intrusive_ptr<c10::StorageImpl>::reclaim(view); // drops our reference
   }
   refund(block->core, block->counted);
+  tell_profiler(block->memory.mutable_get(), -static_cast<int64_t>(block->counted), block->core);
   delete block; // and the memory with it
 }
 
@@ -307,6 +323,7 @@ c10::DataPtr take_memory(c10::DataPtr&& memory, size_t bytes, c10::DeviceIndex c
     return {nullptr, device};
   }
   const auto counted = charge(core, bytes);
+  tell_profiler(data, static_cast<int64_t>(counted), core);
   return {data, new Block{std::move(memory), counted, core}, &free_block, device};
 }
 

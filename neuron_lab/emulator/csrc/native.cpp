@@ -105,6 +105,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 c10::Scalar local_scalar_dense(const Tensor& self) {
+  touch();
   return borrow(self).item();
 }
 
