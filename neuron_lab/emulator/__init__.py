@@ -11,7 +11,6 @@ This package knows torch and nothing else of the project.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 
 
@@ -65,8 +64,6 @@ def status() -> EmulatorStatus:
             "PyTorch's autoload of devices is switched off (TORCH_DEVICE_BACKEND_AUTOLOAD=0). Unset it, or call "
             "neuron_lab.emulator.autoload.load() after importing torch.",
         )
-    if "torch" not in sys.modules:
-        return EmulatorStatus(False, "torch has not been imported yet; the device comes with it.")
     return EmulatorStatus(
         False,
         "PyTorch did not load the device: the entry point of neuron-lab is not installed in this environment. Install "
@@ -78,3 +75,8 @@ def _set_status(value: EmulatorStatus) -> EmulatorStatus:
     global _status
     _status = value
     return value
+
+
+# Last, and for its effect: PyTorch calls autoload.py while it is imported. Whoever imports a module of this package
+# first would otherwise be half imported when that happens.
+import torch  # noqa: E402, F401

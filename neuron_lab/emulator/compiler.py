@@ -73,6 +73,10 @@ def _check_options(options: dict[str, Any] | None) -> dict[str, Any]:
     return options
 
 
+def _warn_eager(error: DynamicShapeError) -> None:
+    warnings.warn(f"neuron: the graph runs eagerly, since it cannot be compiled. {error}", UserWarning, stacklevel=3)
+
+
 def _may_fall_back(options: dict[str, Any]) -> bool:
     """Whether a graph that cannot be compiled runs eagerly instead; the option wins over the variable."""
     if "fallback_execution" in options:
@@ -89,13 +93,38 @@ def _without_rng_states(gm: torch.fx.GraphModule, values: list[Any]) -> list[Any
     return [value for name, value in zip(names, values, strict=False) if not name.startswith("rng_state_output")]
 
 
+def _check_operators(gm: torch.fx.GraphModule) -> None:
+    """Note and refuse in a graph what eager mode notes and refuses, and sizes that depend on data."""
+    for node in gm.graph.nodes:
+        if node.op != "call_function":
+            continue
+        found = _symbols([node.meta.get("val")])
+        if found is not None:
+            raise DynamicShapeError(
+                f"[NCC_EMOD025] Dynamic shape is not supported: the result of {node.target} has a size that depends on "
+                "data. [emulated] Keep this operator outside the compiled function, or compute with a fixed size: "
+                "torch.where or a mask instead of nonzero and boolean indexing, top-k instead of a threshold."
+            )
+        if isinstance(node.target, torch._ops.OpOverload):
+            values = [argument.meta.get("val") for argument in node.all_input_nodes]
+            wide = any(isinstance(v, torch.Tensor) and v.dtype in (torch.float64, torch.complex128) for v in values)
+            device_module.extension().note_operator(node.target._schema.name, node.target._schema.overload_name, wide)
+
+
 def _graph_compiler(kind: str, options: dict[str, Any]) -> Callable[..., Any]:
     def compile_graph(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         from .lowering import lower
         from .records import record
 
-        _refuse_symbols(_without_rng_states(gm, example_inputs))
-        record(gm, example_inputs, kind, options, device_module._instance.lnc)
+        try:
+            _refuse_symbols(_without_rng_states(gm, example_inputs))
+            _check_operators(gm)
+        except DynamicShapeError as error:
+            if not _may_fall_back(options):
+                raise
+            _warn_eager(error)
+        else:
+            record(gm, example_inputs, kind, options, device_module._instance.lnc)
         return lower(gm, example_inputs)
 
     return compile_graph
@@ -164,9 +193,7 @@ def neuron(
         _refuse_symbols(example_inputs)
     except DynamicShapeError as error:
         if _may_fall_back(options):
-            warnings.warn(
-                f"neuron: the graph runs eagerly, since it cannot be compiled. {error}", UserWarning, stacklevel=2
-            )
+            _warn_eager(error)
             return gm.forward
         raise
     compiler = aot_autograd(

@@ -17,6 +17,8 @@ from torch.fx.node import map_aggregate
 from . import device_module
 
 _COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "symm_mem")
+#: Namespaces of operators that run as CPU operators inside a graph.
+_PYTORCH = ("aten", "prims", "prim", "rngprims", "inductor", "higher_order", "profiler", "quantized_decomposed")
 
 
 def _on_cpu(value: Any) -> Any:
@@ -25,8 +27,8 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def _is_collective(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES
+def _wants_device(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _PYTORCH
 
 
 def _draws(node: torch.fx.Node) -> bool:
@@ -39,12 +41,17 @@ def _draws(node: torch.fx.Node) -> bool:
     return dropout.get("dropout_p", 1.0) != 0.0  # attention without dropout draws nothing
 
 
-class _Collective:
-    """A functional collective, called with tensors of the device."""
+class _OnDevice:
+    """An operator that gets tensors of the device also inside a graph.
+
+    A collective, whose process group knows no others, or somebody's own
+    operator (``torch.library``, ``nki_op``), which works on the device.
+    """
 
     def __init__(self, target: Any, core: int) -> None:
         self.target = target
         self.core = core
+        self.collective = target.namespace in _COLLECTIVES
         self.__name__ = str(target).replace(".", "_")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,7 +66,7 @@ class _Collective:
         # Waited for on the spot: the compiled graph holds CPU tensors, for which no work is registered.
         with extension.OutsideGraph():
             result = self.target(*map_aggregate(args, to_device), **map_aggregate(kwargs, to_device))
-            if self.target._opname != "wait_tensor":
+            if self.collective and self.target._opname != "wait_tensor":
                 result = map_aggregate(
                     result,
                     lambda value: (
@@ -91,8 +98,8 @@ def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
         node.args = map_aggregate(node.args, _on_cpu)
         node.kwargs = map_aggregate(node.kwargs, _on_cpu)
         random |= _draws(node)
-        if _is_collective(node):
-            node.target = _Collective(node.target, core)
+        if _wants_device(node):
+            node.target = _OnDevice(node.target, core)
     gm.recompile()
     return random
 

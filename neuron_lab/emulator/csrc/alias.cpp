@@ -95,6 +95,15 @@ at::Tensor hand_over(at::Tensor result, c10::DeviceIndex core, size_t references
   auto* storage = result.storage().unsafeGetStorageImpl();
   auto* impl = result.unsafeGetTensorImpl();
   const auto bytes = storage->nbytes();
+  if (storage->data_ptr().get_deleter() == &free_keep) { // an alias: the tensor of the device that it stands for
+    auto& own = static_cast<Keep*>(storage->data_ptr().get_context())->storage;
+    if (own->device_type() == kNeuron) {
+      auto out = at::detail::make_tensor<c10::TensorImpl>(
+          c10::Storage(own), DispatchKeySet(DispatchKey::PrivateUse1) | (result.key_set() & kBits), result.dtype());
+      out.unsafeGetTensorImpl()->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
+      return out;
+    }
+  }
   if (result.use_count() <= references) {
     if (storage->device_type() == c10::kCPU) { // not yet: results of one operator may share a storage
       storage->mutable_data(); // materializes a lazy copy before its memory is taken

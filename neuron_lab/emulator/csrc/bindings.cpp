@@ -3,6 +3,7 @@
 #include "generator.h"
 #include "hooks.h"
 
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace py = pybind11;
@@ -88,6 +89,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("executed_operators", &executed_operators);
   m.def("fallback_operators", &fallback_operators);
   m.def("clear_tracking", &clear_tracking);
+  m.def(
+      "note_operator",
+      [](const std::string& name, const std::string& overload, bool has_float64) {
+        torch::PyWarningHandler warnings_reach_python;
+        const auto op = c10::Dispatcher::singleton().findSchema({name, overload});
+        if (op.has_value()) {
+          auto& traits = traits_of(*op);
+          note(traits);
+          if (traits.tensor_engine && has_float64) {
+            refuse_float64(traits, at::kDouble);
+          }
+        }
+      },
+      "What eager mode notes and refuses of an operator, for a graph that is about to be compiled");
   m.def("aliases", &aliases, "CPU tensors over the bytes of the given tensors; CPU tensors as they are");
   m.def("hand_over", &hand_over_all, "Results of a graph as tensors of the device");
   m.def("on_device", &on_device, "A tensor of the device over the bytes of a CPU tensor");

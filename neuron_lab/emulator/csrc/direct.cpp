@@ -56,7 +56,7 @@ struct Devices {
       mixed_devices(traits.name, c10::Device(kNeuron, static_cast<c10::DeviceIndex>(core)), device);
     }
     if (C10_UNLIKELY(traits.tensor_engine)) {
-      refuse_float64(traits, tensor);
+      refuse_float64(traits, tensor.scalar_type());
     }
   }
   template <typename Other>

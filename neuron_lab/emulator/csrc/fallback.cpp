@@ -6,6 +6,8 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -86,14 +88,14 @@ struct Call {
         "and move the tensor.");
   }
 
-  at::Tensor lend(const at::Tensor& tensor, bool written) {
+  at::Tensor lend(const at::Tensor& tensor, bool written, bool may_be_on_cpu) {
     if (!tensor.defined()) {
       return tensor;
     }
     const auto device = tensor.device();
     if (device.type() != kNeuron) {
       // A CPU scalar may be read beside device tensors; written it may not be.
-      if (device.type() == c10::kCPU && (tensor.dim() > 0 || written) && !traits.takes_cpu_arguments && cpu_seen.empty()) {
+      if (device.type() == c10::kCPU && (tensor.dim() > 0 || written) && !may_be_on_cpu && cpu_seen.empty()) {
         cpu_seen.push_back(device);
       }
       return tensor;
@@ -104,7 +106,7 @@ struct Call {
       mixed_devices(traits.name, c10::Device(kNeuron, static_cast<c10::DeviceIndex>(core)), device);
     }
     if (C10_UNLIKELY(traits.tensor_engine)) {
-      refuse_float64(traits, tensor);
+      refuse_float64(traits, tensor.scalar_type());
     }
     borrowed.push_back({borrow(tensor), tensor, written});
     return borrowed.back().cpu;
@@ -112,17 +114,18 @@ struct Call {
 
   void lend(IValue& value, const c10::Argument& argument) {
     const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    const bool may_be_on_cpu = traits.takes_cpu_arguments && argument.name() != "values";
     if (value.isTensor()) {
       const auto& tensor = value.toTensor();
       if (tensor.defined()) {
-        value = IValue(lend(tensor, written));
+        value = IValue(lend(tensor, written, may_be_on_cpu));
       }
     } else if (value.isTensorList()) {
       auto list = value.toTensorList();
       c10::List<at::Tensor> lent;
       lent.reserve(list.size());
       for (size_t k = 0; k < list.size(); ++k) {
-        lent.push_back(lend(list.get(k), written));
+        lent.push_back(lend(list.get(k), written, may_be_on_cpu));
       }
       value = IValue(std::move(lent));
     } else if (value.isOptionalTensorList()) {
@@ -131,7 +134,7 @@ struct Call {
       lent.reserve(list.size());
       for (size_t k = 0; k < list.size(); ++k) {
         std::optional<at::Tensor> item = list.get(k);
-        lent.push_back(item.has_value() ? std::optional<at::Tensor>(lend(*item, written)) : item);
+        lent.push_back(item.has_value() ? std::optional<at::Tensor>(lend(*item, written, may_be_on_cpu)) : item);
       }
       value = IValue(std::move(lent));
     } else if (value.isDevice()) {
@@ -263,11 +266,11 @@ void note(OperatorTraits& traits) {
   }
 }
 
-void refuse_float64(const OperatorTraits& traits, const at::Tensor& tensor) {
+void refuse_float64(const OperatorTraits& traits, c10::ScalarType dtype) {
   // Not a TypeError: PyTorch's binary operators would swallow that and its message.
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !config().refuse_float64 || (tensor.scalar_type() != at::kDouble && tensor.scalar_type() != at::kComplexDouble),
-      traits.name, " got a ", c10::toString(tensor.scalar_type()),
+      !config().refuse_float64 || (dtype != at::kDouble && dtype != at::kComplexDouble),
+      traits.name, " got a ", c10::toString(dtype),
       " tensor, and the tensor engine of a NeuronCore has no 64-bit floating point. What TorchNeuron does then is not "
       "documented; field reports saw the work silently done in 32 bits. The emulated device refuses instead: convert with "
       ".float() or .to(torch.bfloat16) (a module with module.float()), or compute on the CPU. NEURON_LAB_FLOAT64=allow "

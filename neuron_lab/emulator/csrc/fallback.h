@@ -32,7 +32,7 @@ void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::ji
 // Notes that an operator ran, warns once where the real backend is reported to
 // fall back to the CPU, and refuses what the device refuses.
 void note(OperatorTraits& traits);
-void refuse_float64(const OperatorTraits& traits, const at::Tensor& tensor);
+void refuse_float64(const OperatorTraits& traits, c10::ScalarType dtype);
 
 [[noreturn]] void mixed_devices(const std::string& op, c10::Device one, c10::Device other);
 
