@@ -36,8 +36,8 @@ def real_package() -> tuple[bool, str]:
     if version and int(version.split(".")[0] or 0) < 2:
         return False, (
             f"torch-neuronx {version} is installed, but that is only the placeholder of the public Python index. The "
-            "real "
-            f"one is on AWS's index: pip install torch-neuronx --extra-index-url {AWS_INDEX} (on a Trainium instance)"
+            f"real one is on AWS's index: pip install torch-neuronx --extra-index-url {AWS_INDEX} (on a Trainium "
+            "instance)"
         )
     if version or importlib.util.find_spec("torch_neuronx") is not None:
         return True, f"the real torch-neuronx {version or '(version unknown)'} is installed"
@@ -122,15 +122,27 @@ def load() -> None:
         _set_status(_load())
     except Exception as error:
         _set_status(EmulatorStatus(False, str(error)))
-        warnings.warn(
-            f"neuron-lab: there is no neuron device in this process. {error}\n"
-            "(NEURON_LAB_EMULATOR=0 switches the emulated device off and this message with it.)",
-            RuntimeWarning,
-            stacklevel=2,
+        _warn(
+            f"there is no neuron device in this process. {error}\n"
+            "(NEURON_LAB_EMULATOR=0 switches the emulated device off and this message with it.)"
         )
 
 
+def _warn(text: str) -> None:
+    """Warn, and only say it where warnings are errors: nothing here may break ``import torch``."""
+    try:
+        warnings.warn(f"neuron-lab: {text}", RuntimeWarning, stacklevel=4)
+    except RuntimeWarning:
+        if sys.stderr is not None:
+            print(f"neuron-lab: {text}", file=sys.stderr)
+
+
 def _load() -> EmulatorStatus:
+    from . import status
+
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken == NAME and status().library is not None:
+        return status()  # called a second time
     try:
         wanted = flag(os.environ, "NEURON_LAB_EMULATOR", True)
     except ConfigurationError as error:
@@ -140,22 +152,17 @@ def _load() -> EmulatorStatus:
     real, found = real_package()
     if real:
         return EmulatorStatus(False, f"The emulated device stands aside: {found}.")
-    taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone":
-        from . import status
-
-        if taken == NAME and status().active:
-            return status()
         return EmulatorStatus(
             False,
             f"PyTorch has one slot for an out-of-tree device, and {taken!r} already has it in this process. Use an "
             "environment without that backend.",
         )
     if found:
-        warnings.warn(f"neuron-lab: {found}", RuntimeWarning, stacklevel=4)
+        _warn(found)
     instance = read_instance()
     if instance.problem:
-        warnings.warn(f"neuron-lab: {instance.problem}", RuntimeWarning, stacklevel=4)
+        _warn(instance.problem)
     library, seconds = _install(instance)
     reason = "No real TorchNeuron backend is installed in this environment, so the emulated one is at work."
     if instance.problem:

@@ -14,6 +14,8 @@ import importlib.machinery
 import importlib.util
 import os
 import platform
+import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -113,6 +115,28 @@ def _library(folder: Path) -> Path:
     return folder / f"{NAME}.so"
 
 
+def _is_whole(home: Path) -> bool:
+    """Whether a library is there, and of the length that it had when it was built.
+
+    Loading one that was cut short (a full disk, a copy that broke off) would
+    end the process without a word.
+    """
+    try:
+        return _library(home).stat().st_size == int((home / "bytes").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def _seal(folder: Path) -> None:
+    """Leave the library in its folder, on the disk and with its length beside it, and nothing else."""
+    for path in folder.iterdir():
+        if path != _library(folder):
+            path.unlink()
+    with open(_library(folder), "rb") as file:
+        os.fsync(file.fileno())
+    (folder / "bytes").write_text(str(_library(folder).stat().st_size))
+
+
 def _import(path: Path) -> ModuleType:
     loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
     spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
@@ -123,7 +147,12 @@ def _import(path: Path) -> ModuleType:
 
 def _compiler() -> str:
     command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "c++")
-    if shutil.which(command.split()[0]) is None:
+    if shutil.which(command) is None and len(command.split()) > 1:
+        raise BuildError(
+            f"CXX={command!r} has arguments, and PyTorch's builder takes the name of one program. Set CXX to the "
+            "compiler alone, or to a script that calls it with the arguments."
+        )
+    if shutil.which(command) is None:
         mend = {
             "darwin": "xcode-select --install",
             "linux": "apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora, Amazon Linux), "
@@ -192,7 +221,7 @@ def _explain(error: BaseException, folder: Path) -> str:
             "from "
             f"conda-forge or python.org.\n{text[-2000:]}"
         )
-    if "Killed" in text or "signal" in text.lower():
+    if re.search(r"Killed|terminated by signal|signal terminated program", text):
         return f"The compiler was killed, most likely for want of memory. Set MAX_JOBS=1 and try again.\n{text[-2000:]}"
     return (
         "The C++ compiler failed. A compiler with C++20 is needed (g++ 11 or clang 14, or newer). Its last lines:\n"
@@ -220,7 +249,10 @@ def _compile(folder: Path) -> ModuleType:
     from torch.utils import cpp_extension
 
     flags = list(_FLAGS) + (["-DUSE_DISTRIBUTED", "-DUSE_C10D_GLOO"] if _with_gloo() else [])
-    flags.append(f"-ffile-prefix-map={CSRC}=neuron_lab/emulator/csrc")  # no path of this machine in warnings
+    # No path of this machine in warnings.
+    flags.append(shlex.quote(f"-ffile-prefix-map={CSRC}=neuron_lab/emulator/csrc"))
+    if not os.environ.get("CXX"):
+        os.environ.pop("CXX", None)  # set and empty: PyTorch would run the empty command
     with _ninja_on_path():
         return cpp_extension.load(
             name=NAME,
@@ -248,11 +280,11 @@ def load() -> tuple[ModuleType, Path, float | None]:
     """
     root = cache_dir()
     home = root / key()
-    if _library(home).exists():
+    if _is_whole(home):
         return _import(_library(home)), _library(home), None
     _compiler()
     with _lock(root / f"{home.name}.lock"):
-        if _library(home).exists():  # built while this process waited
+        if _is_whole(home):  # built while this process waited
             return _import(_library(home)), _library(home), None
         for left in root.glob(f"{home.name}.building-*"):
             shutil.rmtree(left, ignore_errors=True)  # of a build that was killed
@@ -261,9 +293,7 @@ def load() -> tuple[ModuleType, Path, float | None]:
         start = time.perf_counter()
         try:
             module = _compile(folder)
-            for path in folder.iterdir():
-                if path != _library(folder):
-                    path.unlink()
+            _seal(folder)
             shutil.rmtree(home, ignore_errors=True)
             os.replace(folder, home)
         except BuildError:

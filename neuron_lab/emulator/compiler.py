@@ -8,6 +8,7 @@ take and refuses what it refuses (symbolic shapes), says which of "compiled",
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,10 +94,17 @@ def _without_rng_states(gm: torch.fx.GraphModule, values: list[Any]) -> list[Any
     return [value for name, value in zip(names, values, strict=False) if not name.startswith("rng_state_output")]
 
 
+def _is_rng_state(node: torch.fx.Node) -> bool:
+    """Whether a node saves a generator's state; its length has a symbol, and never changes."""
+    if node.target is operator.getitem:
+        node = node.args[0]
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and "rng_state" in node.target.name()
+
+
 def _check_operators(gm: torch.fx.GraphModule) -> None:
     """Note and refuse in a graph what eager mode notes and refuses, and sizes that depend on data."""
     for node in gm.graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or _is_rng_state(node):
             continue
         found = _symbols([node.meta.get("val")])
         if found is not None:

@@ -85,6 +85,10 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     return value
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()  # isdigit alone is true for a superscript two
+
+
 def parse_cores(text: str, available: int, name: str = "NEURON_RT_VISIBLE_CORES") -> list[int]:
     """Expand a list of cores: ``"0-3"``, ``"2,3"`` or ``"0,2-3"``.
 
@@ -115,12 +119,13 @@ def parse_cores(text: str, available: int, name: str = "NEURON_RT_VISIBLE_CORES"
     cores: list[int] = []
     for part in text.split(","):
         low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()):
+        if not _is_number(low) or (dash and not _is_number(high)):
             raise ConfigurationError(
                 f"{name}={text!r} is not a list of cores. Write an index, an inclusive range or a list: 2, 0-3 or "
                 "0,2-3."
             )
-        cores.extend(range(int(low), int(high or low) + 1))
+        last = min(int(high or low), available)  # one too many is enough to be refused
+        cores.extend(range(int(low), last + 1) if int(low) <= available else [int(low)])
     wrong = [core for core in cores if core >= available]
     if wrong or not cores:
         raise ConfigurationError(
@@ -163,7 +168,7 @@ def _read(env: Mapping[str, str]) -> Instance:
         hbm_bytes = int(float(text) * (1 << 30)) if text else HBM_BANK_BYTES
     except (ValueError, OverflowError):
         hbm_bytes = 0
-    if hbm_bytes <= 0:
+    if not 0 < hbm_bytes <= 1 << 50:
         raise ConfigurationError(f"NEURON_LAB_HBM_GB={text!r} is not a size. Use GiB per core, for example 0.5.")
     float64 = env.get("NEURON_LAB_FLOAT64", "").strip().lower() or "refuse"
     if float64 not in {"refuse", "allow"}:

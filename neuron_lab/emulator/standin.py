@@ -62,7 +62,7 @@ def nki_op(name: str, *, mutates_args: tuple[str, ...] | set[str] | dict | str =
 
 def install() -> None:
     """Put the stand-in where ``import torch_neuronx`` finds it."""
-    from . import records
+    from . import profiling, records
 
     backend = _module(
         f"{_PACKAGE}.neuron_dynamo_backend",
@@ -70,6 +70,13 @@ def install() -> None:
         get_dynamo_metrics=records.get_dynamo_metrics,
         reset_dynamo_metrics=records.reset_dynamo_metrics,
         set_model_name=records.set_model_name,
+    )
+    profiler = _module(
+        f"{_PACKAGE}.profiling",
+        "Stand-in of neuron-lab: CPU events only.",
+        NeuronConfig=profiling.NeuronConfig,
+        NeuronProfiler=profiling.NeuronProfiler,
+        ProfileMode=profiling.ProfileMode,
     )
     memory = {
         name: getattr(device_module, name)
@@ -83,6 +90,7 @@ def install() -> None:
         __version__=f"{torch.__version__.split('+')[0]}+neuron_lab",
         __file__=__file__,
         neuron_dynamo_backend=backend,
+        profiling=profiler,
         get_dynamo_metrics=records.get_dynamo_metrics,
         nki_op=nki_op,
         get_executed_ops=extension.executed_operators,

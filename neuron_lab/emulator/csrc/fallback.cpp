@@ -6,60 +6,13 @@
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <mutex>
-#include <set>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace neuron_lab {
 namespace {
 
 using c10::IValue;
-using Names = std::unordered_set<std::string>;
-
-// Seen running on the CPU by users of beta builds (field reports, 2026). The
-// official per-operator table has not been read; nothing else is called a fallback.
-const Names kReportedFallbacks = {"aten::_unique2", "aten::normal_",      "aten::uniform_",       "aten::atan2",
-                                  "aten::acos",     "aten::linalg_cross", "aten::scatter_reduce", "aten::_scaled_mm"};
-
-// Work of the tensor engine, which has no 64-bit floating point.
-const Names kTensorEngine = {
-    "aten::mm",    "aten::addmm",  "aten::bmm", "aten::baddbmm",    "aten::mv",
-    "aten::addmv", "aten::dot",    "aten::vdot", "aten::convolution", "aten::convolution_backward",
-    "aten::addbmm", "aten::_addmm_activation"};
-
-// Conventions of PyTorch: these take CPU tensors beside device tensors.
-const Names kTakesCpuArguments = {"aten::index",       "aten::_unsafe_index",         "aten::index_put",
-                                  "aten::index_put_",  "aten::_index_put_impl_",      "aten::_unsafe_index_put",
-                                  "aten::_ctc_loss",   "aten::_pack_padded_sequence", "aten::_ctc_loss_backward",
-                                  "aten::_pin_memory", "aten::_amp_update_scale_"};
-
-std::string base_name(const c10::FunctionSchema& schema) {
-  return schema.name();
-}
-
-bool random_without_generator(const c10::OperatorHandle& op) {
-  for (const auto& argument : op.schema().arguments()) {
-    if (argument.name() == "generator") {
-      return false;
-    }
-  }
-  const auto tags = op.getTags();
-  return std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
-}
-
-struct Registry {
-  std::mutex mutex;
-  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorTraits>> traits;
-};
-
-Registry& registry() {
-  static auto* instance = new Registry;
-  return *instance;
-}
-
 // One argument that was replaced by a CPU tensor, with the tensor it stands for.
 struct Borrowed {
   at::Tensor cpu;
@@ -226,57 +179,6 @@ void not_dense(const c10::OperatorHandle& op, torch::jit::Stack*) {
 
 } // namespace
 
-OperatorTraits& traits_of(const c10::OperatorHandle& op) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorTraits*> seen;
-  const auto* key = &op.schema();
-  if (auto found = seen.find(key); found != seen.end()) {
-    return *found->second;
-  }
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  auto& slot = all.traits[key];
-  if (!slot) {
-    slot = std::make_unique<OperatorTraits>();
-    slot->name = base_name(*key);
-    slot->reported_fallback = kReportedFallbacks.count(slot->name) > 0;
-    slot->tensor_engine = kTensorEngine.count(slot->name) > 0;
-    slot->takes_cpu_arguments = kTakesCpuArguments.count(slot->name) > 0;
-    slot->draws_silently = random_without_generator(op);
-    slot->cpu_results = slot->name == "aten::_pack_padded_sequence" ? 2 : 0; // batch_sizes is a CPU tensor everywhere
-  }
-  seen[key] = slot.get();
-  return *slot;
-}
-
-void note(OperatorTraits& traits) {
-  if (C10_UNLIKELY(!traits.executed.load(std::memory_order_relaxed))) {
-    traits.executed.store(true, std::memory_order_relaxed);
-  }
-  if (C10_LIKELY(!traits.reported_fallback)) {
-    return;
-  }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !config().refuse_fallback, "The operator '", traits.name,
-      "' is reported to run on the CPU under TorchNeuron, and NEURON_FALLBACK_ENABLED=0 forbids that. [emulated; the "
-      "variable's exact meaning is not documented] Replace the operator, move it to the CPU yourself, or unset the variable.");
-  if (!traits.warned.exchange(true)) {
-    TORCH_WARN(
-        "The operator '", traits.name, "' is reported to fall back to the CPU on a Trainium (field reports, beta builds): "
-        "two transfers and a synchronisation per call. torch_neuronx.get_fallback_ops() lists what fell back. [emulated]");
-  }
-}
-
-void refuse_float64(const OperatorTraits& traits, c10::ScalarType dtype) {
-  // Not a TypeError: PyTorch's binary operators would swallow that and its message.
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !config().refuse_float64 || (dtype != at::kDouble && dtype != at::kComplexDouble),
-      traits.name, " got a ", c10::toString(dtype),
-      " tensor, and the tensor engine of a NeuronCore has no 64-bit floating point. What TorchNeuron does then is not "
-      "documented; field reports saw the work silently done in 32 bits. The emulated device refuses instead: convert with "
-      ".float() or .to(torch.bfloat16) (a module with module.float()), or compute on the CPU. NEURON_LAB_FLOAT64=allow "
-      "lets it pass, at full precision.");
-}
-
 void mixed_devices(const std::string& op, c10::Device one, c10::Device other) {
   TORCH_CHECK(
       false, "Expected all tensors to be on the same device, but found at least two devices, ", one, " and ", other,
@@ -343,7 +245,7 @@ void register_cpu_kernels() {
   static auto* library = new torch::Library(
       torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, static_cast<uint32_t>(__LINE__));
   // Composite kernels that ask for the device's type or for a kernel of its own, and so do not work on ours.
-  static const Names composite = {
+  static const std::unordered_set<std::string> composite = {
       "aten::convolution", "aten::convolution_backward", "aten::conj_physical_", "aten::mode"};
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
@@ -362,38 +264,6 @@ void register_cpu_kernels() {
           full.substr(6).c_str(),
           torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedKernel>(traits_of(*op))));
     }
-  }
-}
-
-namespace {
-
-std::vector<std::string> names_where(bool (*wanted)(const OperatorTraits&)) {
-  std::set<std::string> names;
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  for (const auto& entry : all.traits) {
-    if (wanted(*entry.second)) {
-      names.insert(entry.second->name);
-    }
-  }
-  return {names.begin(), names.end()};
-}
-
-} // namespace
-
-std::vector<std::string> executed_operators() {
-  return names_where([](const OperatorTraits& traits) { return traits.executed.load(); });
-}
-
-std::vector<std::string> fallback_operators() {
-  return names_where([](const OperatorTraits& traits) { return traits.executed.load() && traits.reported_fallback; });
-}
-
-void clear_tracking() {
-  auto& all = registry();
-  std::lock_guard<std::mutex> lock(all.mutex);
-  for (const auto& entry : all.traits) {
-    entry.second->executed.store(false);
   }
 }
 

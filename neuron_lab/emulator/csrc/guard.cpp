@@ -73,6 +73,13 @@ struct NeuronGuard final : c10::impl::DeviceGuardImplInterface {
   DeviceIndex deviceCount() const noexcept override {
     return static_cast<DeviceIndex>(config().cores);
   }
+  // Types that tensors of the device may have. Which ones the real device has is not documented.
+  c10::DeviceCapability getDeviceCapability(Device) const override {
+    c10::DeviceCapability all;
+    auto& types = all.capability_data.supported_scalar_types;
+    types.has_QInt8 = types.has_QUInt8 = types.has_QInt32 = types.has_QUInt4x2 = types.has_QUInt2x4 = false;
+    return all;
+  }
   void record(void** event, const Stream&, const DeviceIndex, const c10::EventFlag) const override {
     if (*event == nullptr) {
       *event = new Event;

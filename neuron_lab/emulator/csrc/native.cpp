@@ -224,6 +224,12 @@ Tensor histc(const Tensor& self, int64_t bins, const c10::Scalar& min, const c10
       at::histc(input.to(at::kDouble), bins, min, max).to(self.scalar_type()), self.device().index());
 }
 
+Tensor& histc_out(const Tensor& self, int64_t bins, const c10::Scalar& min, const c10::Scalar& max, Tensor& out) {
+  const auto counts = neuron_lab::histc(self, bins, min, max);
+  at::native::resize_output(out, counts.sizes());
+  return out.copy_(counts);
+}
+
 // Reached only by a direct call of torch._convolution: convolution itself has the boxed kernel.
 Tensor convolution_overrideable(
     const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, c10::SymIntArrayRef stride,
@@ -261,6 +267,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_has_compatible_shallow_copy_type", &has_compatible_shallow_copy_type);
   m.impl("_nested_tensor_from_mask_left_aligned", &nested_tensor_from_mask_left_aligned);
   m.impl("histc", &histc);
+  m.impl("histc.out", &histc_out);
   m.impl("convolution_overrideable", &convolution_overrideable);
   m.impl("convolution_backward_overrideable", &convolution_backward_overrideable);
 }
