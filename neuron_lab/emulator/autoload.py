@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -23,24 +24,40 @@ NAME = "neuron"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _placeholders() -> list[str]:
+    """Packages of Neuron's names from the public Python index, which only hold the names there."""
+    found = []
+    if re.match(r"[01](\.|$)", _version("torch-neuronx")):
+        found.append(f"torch-neuronx {_version('torch-neuronx')}")
+    if _version("nki") == "0.0.1":
+        found.append("nki 0.0.1")
+    return found
+
+
 def real_package() -> tuple[bool, str]:
     """Whether a real ``torch_neuronx`` is installed, and what was found in words.
 
-    On the public Python index ``torch-neuronx`` 1.0 (and ``nki`` 0.0.1) only hold
+    On the public Python index ``torch-neuronx`` 1.0 and ``nki`` 0.0.1 only hold
     the names; they bring no device and do not count.
     """
-    try:
-        version = importlib.metadata.version("torch-neuronx")
-    except importlib.metadata.PackageNotFoundError:
-        version = ""
-    if version and int(version.split(".")[0] or 0) < 2:
-        return False, (
-            f"torch-neuronx {version} is installed, but that is only the placeholder of the public Python index. The "
-            f"real one is on AWS's index: pip install torch-neuronx --extra-index-url {AWS_INDEX} (on a Trainium "
-            "instance)"
-        )
-    if version or importlib.util.find_spec("torch_neuronx") is not None:
+    placeholders = _placeholders()
+    version = _version("torch-neuronx")
+    held = any(found.startswith("torch-neuronx") for found in placeholders)
+    if not held and (version or importlib.util.find_spec("torch_neuronx") is not None):
         return True, f"the real torch-neuronx {version or '(version unknown)'} is installed"
+    if placeholders:
+        return False, (
+            f"{' and '.join(placeholders)} is installed, but that is only the placeholder of the public Python index. "
+            f"The real one is on AWS's index: pip install torch-neuronx nki --extra-index-url {AWS_INDEX} (on a "
+            "Trainium instance)"
+        )
     return False, ""
 
 

@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -90,6 +91,7 @@ def _run(
     make_writable(out)
     results: list[Result] = []
     with scratch_for_unwritable_home(), Progress(stream, total=len(sources)) as progress, _stopping() as stop:
+        _wake_device()
         for source, target in zip(sources, outputs, strict=True):
             job = Job(source, target, values[source.path], progress)
             stop.job = job
@@ -104,6 +106,16 @@ def _run(
     if stop.signal:
         return 128 + stop.signal
     return 0 if all(result.status == "passed" for result in results) else 1
+
+
+def _wake_device() -> None:
+    """Import torch once, in a process whose words reach the terminal.
+
+    The first import may build the emulated device for half a minute. In the kernel of the first notebook nobody would see
+    the line that says so, nor a warning that there is no device.
+    """
+    with suppress(KeyboardInterrupt):  # remembered by the signal handler; the notebooks then are not run
+        subprocess.run([sys.executable, "-c", "import torch"], stdin=subprocess.DEVNULL, check=False)
 
 
 class _Stop:
