@@ -111,7 +111,7 @@ def _run(
 def _wake_device() -> None:
     """Import torch once, in a process whose words reach the terminal.
 
-    The first import may build the emulated device for half a minute. In the kernel of the first notebook nobody would see
+    The first import may build the emulated device, half a minute. In the kernel of the first notebook nobody would see
     the line that says so, nor a warning that there is no device.
     """
     with suppress(KeyboardInterrupt):  # remembered by the signal handler; the notebooks then are not run
