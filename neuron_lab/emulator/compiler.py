@@ -68,6 +68,8 @@ def _check_mode(mode: str | None) -> None:
 
 def _check_options(options: dict[str, Any] | None) -> dict[str, Any]:
     options = dict(options or {})
+    if not isinstance(options.get("fallback_execution", False), bool):
+        raise ValueError(f"The option fallback_execution is True or False, got {options['fallback_execution']!r}.")
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
         log.warning("neuron: options %s are not read; known are %s", unknown, sorted(_OPTIONS))
@@ -81,7 +83,7 @@ def _warn_eager(error: DynamicShapeError) -> None:
 def _may_fall_back(options: dict[str, Any]) -> bool:
     """Whether a graph that cannot be compiled runs eagerly instead; the option wins over the variable."""
     if "fallback_execution" in options:
-        return bool(options["fallback_execution"])
+        return options["fallback_execution"]
     return not flag(os.environ, "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", True)
 
 
@@ -103,7 +105,9 @@ def _is_rng_state(node: torch.fx.Node) -> bool:
 
 def _check_operators(gm: torch.fx.GraphModule) -> None:
     """Note and refuse in a graph what eager mode notes and refuses, and sizes that depend on data."""
-    for node in gm.graph.nodes:
+    # Bodies of cond, while_loop and checkpoint are modules of their own.
+    graphs = [module.graph for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
         if node.op != "call_function" or _is_rng_state(node):
             continue
         found = _symbols([node.meta.get("val")])

@@ -198,7 +198,8 @@ def _look_up(key: GraphKey, digest: str) -> str:
     _state.seen.add(digest)
     entry = neff_cache_dir() / f"{digest}.json"
     try:
-        if json.loads(entry.read_text()).get("key") == json.loads(json.dumps(asdict(key))):
+        found = json.loads(entry.read_text())
+        if isinstance(found, dict) and found.get("key") == json.loads(json.dumps(asdict(key))):
             return "loaded"
     except (OSError, ValueError):
         pass  # not there, or not whole: compile and write it anew
