@@ -92,7 +92,8 @@ class TestEnvironment:
                 requirement = Requirement(line)
             except InvalidRequirement:
                 continue  # an option of pip, or conda's own syntax
-            name = {"pytorch-cpu": "torch"}.get(requirement.name, requirement.name)  # conda-forge's name of the CPU build
+            # pytorch-cpu is conda-forge's name of the build without CUDA.
+            name = {"pytorch-cpu": "torch"}.get(requirement.name, requirement.name)
             if name in declared:
                 assert requirement.specifier == declared[name].specifier, line
                 compared.add(name)

@@ -1,0 +1,85 @@
+"""PyTorch's own operator database as the yardstick: the device against the CPU, operator by operator.
+
+`-m slow` sweeps all of it (some 2400 pairs of operator and dtype); otherwise a
+fixed slice runs. See opinfo_check.py for what is compared and
+opinfo_exceptions.py for the table of exceptions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .opinfo_exceptions import EXCEPTIONS, exception_for
+from .opinfo_sweep import DTYPES, Sweep, all_tasks, in_slice, sweep
+
+#: The share of operators, and of (operator, dtype), that must agree among those that work on the CPU.
+SHARE = 0.995
+SLICES = 16
+#: Always in the slice, beside every sixteenth operator.
+MOST_USED = {
+    "add", "addmm", "amax", "arange", "argmax", "as_strided", "baddbmm", "bmm", "cat", "clamp", "cumsum",
+    "div", "einsum", "exp", "expand", "gather", "index_put", "index_select", "linalg.vector_norm",
+    "log_softmax", "masked_fill", "matmul", "mean", "mm", "mul", "nn.functional.conv2d",
+    "nn.functional.cross_entropy", "nn.functional.dropout", "nn.functional.embedding", "nn.functional.gelu",
+    "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.rms_norm",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.silu", "permute", "pow", "reshape", "rsqrt",
+    "scatter_add", "softmax", "sort", "split", "stack", "sub", "sum", "to", "topk", "transpose", "tril",
+    "view", "where", "zeros_like",
+}  # fmt: skip
+
+
+@pytest.fixture(
+    scope="module", params=["slice", pytest.param("full", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def swept(request) -> tuple[str, Sweep]:
+    tasks = all_tasks()
+    if request.param == "slice":
+        tasks = [task for task in tasks if task[0] in MOST_USED or in_slice(task[0], 0, SLICES)]
+    return request.param, sweep(tasks)
+
+
+def table(failures: dict) -> str:
+    """Failures as lines: operator, dtype, variants, first message."""
+    lines = []
+    for (name, dtype), found in sorted(failures.items()):
+        variants = ", ".join(sorted({variant for variant, *_ in found}))
+        lines.append(f"{name} {dtype} [{variants}] {found[0][2]}")
+    return "\n".join(lines)
+
+
+@pytest.mark.timeout(600)
+def test_nothing_crashes(swept):
+    _, found = swept
+    crashed = {task: failures for task, failures in found.failures.items() if failures[0][0] == "crash"}
+    assert not crashed, table(crashed)
+
+
+def test_every_failure_is_in_the_table_of_exceptions(swept):
+    _, found = swept
+    unexpected = {task: failures for task, failures in found.failures.items() if exception_for(*task) is None}
+    assert not unexpected, f"{len(unexpected)} pairs disagree with the CPU:\n{table(unexpected)}"
+
+
+def test_every_exception_still_fails(swept):
+    part, found = swept
+    failing = {(name, key) for name, dtype in found.failures for key in (dtype, "*")}
+    ran = {(name, key) for name, dtype in found.working for key in (dtype, "*")}
+    stale = [entry for entry in EXCEPTIONS if entry not in failing and (part == "full" or entry in ran)]
+    assert not stale, f"these work now, take them out of opinfo_exceptions.py: {stale}"
+
+
+def test_the_promised_share_agrees(swept):
+    part, found = swept
+    working = found.working
+    operators = {name for name, _ in working}
+    failing = {name for name, _ in found.failures}
+    counts = Counter(dtype for _, dtype in working)
+    wrong = Counter(dtype for _, dtype in found.failures)
+    rates = ", ".join(f"{dtype} {counts[dtype] - wrong[dtype]}/{counts[dtype]}" for dtype in DTYPES)
+    print(f"\n{part}: {rates}; {len(operators) - len(failing)}/{len(operators)} operators; {found.seconds:.0f} s")
+    assert len(working) > (2300 if part == "full" else 200), "the sweep compared too little to say anything"
+    if part == "full":
+        assert 1 - len(found.failures) / len(working) >= SHARE, rates
+        assert 1 - len(failing) / len(operators) >= SHARE, sorted(failing)
