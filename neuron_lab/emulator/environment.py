@@ -16,7 +16,7 @@ from dataclasses import dataclass
 #: two physical cores. Sources: Neuron docs, "trainium2" and "logical-neuroncore-config".
 INSTANCES: dict[str, int] = {"trn2.3xlarge": 8, "trn2.48xlarge": 128}
 HBM_BANK_BYTES = 24 << 30
-MAX_CORES = 256
+MAX_CORES = 127  # PyTorch's device index is one signed byte
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -163,6 +163,12 @@ def _read(env: Mapping[str, str]) -> Instance:
         cores = len(parse_cores(visible, available))
     else:
         cores = _number(env, "NEURON_RT_NUM_CORES", 0, available) or available  # 0 or unset: all
+    if cores > MAX_CORES:
+        raise ConfigurationError(
+            f"{name} at LNC={lnc} has {cores} logical cores, and PyTorch counts at most {MAX_CORES} devices in a "
+            "process. Take fewer with NEURON_RT_NUM_CORES or NEURON_RT_VISIBLE_CORES, or use "
+            "NEURON_LOGICAL_NC_CONFIG=2."
+        )
     text = env.get("NEURON_LAB_HBM_GB", "").strip()
     try:
         hbm_bytes = int(float(text) * (1 << 30)) if text else HBM_BANK_BYTES

@@ -62,7 +62,7 @@ def assert_agrees(function: Callable[..., Any], *arguments: Any, **tolerance: fl
     return results[DEVICE]
 
 
-def python(code: str, *, timeout: float = 120.0, **environment: str | None) -> subprocess.CompletedProcess[str]:
+def python(code: str, *, timeout: float = 300.0, **environment: str | None) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a fresh interpreter; a variable set to None is removed from its environment."""
     variables = {**os.environ, **{name: value for name, value in environment.items() if value is not None}}
     for name, value in environment.items():

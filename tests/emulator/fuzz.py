@@ -48,7 +48,9 @@ def moved(rng, facts):
 
 VIEWS: list[Callable] = [
     lambda rng, t: (lambda d: lambda x: x.transpose(d, -1))(_dim(rng, t.dim())),
-    lambda rng, t: (lambda d, a, b: lambda x: x.narrow(d, a, b))(_dim(rng, t.dim()), rng.randint(0, 2), rng.randint(0, 2)),
+    lambda rng, t: (lambda d, a, b: lambda x: x.narrow(d, a, b))(
+        _dim(rng, t.dim()), rng.randint(0, 2), rng.randint(0, 2)
+    ),
     lambda rng, t: (lambda k: lambda x: x[::k])(rng.randint(1, 3)),
     lambda rng, t: lambda x: x[0],
     lambda rng, t: lambda x: x.view(-1),
@@ -275,7 +277,8 @@ class Walk:
 
     def count_memory(self) -> None:
         """What the books say is what lives, to the byte."""
-        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in self.dev}
+        living = self.dev + [t._base for t in self.dev if t._base is not None]  # autograd keeps the base of a view
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in living}
         want = sum(-(-size // QUANTUM) * QUANTUM for size in storages.values())
         assert self.counted() - self.base == want, self.last()
 

@@ -34,7 +34,7 @@ class TestOn:
             assert str(torch.accelerator.current_accelerator()) == "neuron"
             assert torch.neuron.is_available() and torch.neuron.device_count() == 4
             assert torch.ones(1).neuron().is_neuron and torch.nn.Linear(1, 1).neuron().weight.device.type == "neuron"
-            # Cheap: what torch.compile needs is not imported before it is used, nor anything of ours that is not needed.
+            # Cheap: what torch.compile needs is not imported before it is used, nor what is not needed of ours.
             heavy = {"torch._dynamo", "torch._inductor", "torch.utils.cpp_extension", "transformers", "IPython"}
             assert not heavy & set(sys.modules), heavy & set(sys.modules)
             ours = {name for name in sys.modules if name.startswith("neuron_lab") and "emulator" not in name}
@@ -58,7 +58,8 @@ class TestOn:
             assert importlib.util.find_spec("torch_neuronx").name == "torch_neuronx"
             assert importlib.util.find_spec("torch_neuronx.neuron_dynamo_backend") is not None
             assert importlib.util.find_spec("torch_neuronx.no_such_thing") is None
-            for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats", "memory_summary",
+            for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "memory_stats",
+                         "memory_summary",
                          "reset_peak_memory_stats", "empty_cache", "synchronize", "Stream", "Event", "stream", "nki_op",
                          "get_fallback_ops", "get_executed_ops", "clear_op_tracking", "get_dynamo_metrics"):
                 assert callable(getattr(torch_neuronx, name)), name

@@ -7,6 +7,7 @@ device itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -65,7 +66,8 @@ class Workshop:
         """The machine's compiler, which begins to compile only when the file ``go`` is there."""
         self.compiler.write_text(
             "#!/bin/sh\n"
-            f'case " $* " in *" -c "*) echo "$@" >> {self.calls}; while [ ! -e {self.go} ]; do sleep 0.02; done;; esac\n'
+            f'case " $* " in *" -c "*) echo "$@" >> {self.calls}; '
+            f"while [ ! -e {self.go} ]; do sleep 0.02; done;; esac\n"
             f'exec {shutil.which("c++")} "$@"\n'
         )
         self.compiler.chmod(0o755)
@@ -184,7 +186,7 @@ class TestFolder:
         (self.tmp / "file").write_text("")
         chosen = str(self.tmp / chosen) if not chosen.startswith("/") else chosen
         monkeypatch.setenv("NEURON_LAB_CACHE", chosen)
-        with pytest.raises(build.BuildError, match="NEURON_LAB_CACHE=.*Name a folder"):
+        with pytest.raises(build.BuildError, match=r"NEURON_LAB_CACHE=.*Name a folder"):
             build.cache_dir()
 
 
@@ -254,10 +256,8 @@ class TestKilled:
 
 
 def _end_group(leader: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 @pytest.mark.slow

@@ -138,7 +138,8 @@ class TestCompilation:
         compiler = tmp_path / "killed"
         compiler.write_text(
             "#!/bin/sh\n"
-            'case " $* " in *" -c "*) echo "g++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1;; esac\n'
+            'case " $* " in *" -c "*) '
+            'echo "g++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1;; esac\n'
             f'exec {shutil.which("c++")} "$@"\n'
         )
         compiler.chmod(0o755)
@@ -149,7 +150,9 @@ class TestCompilation:
         assert "nowhere" in error
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a small file system of its own, which only Linux gives a test")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="needs a small file system of its own, which only Linux gives a test"
+)
 def test_full_disk(tmp_path, python):
     disk, csrc = tmp_path / "disk", tmp_path / "csrc"
     disk.mkdir()

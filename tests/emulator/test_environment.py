@@ -30,10 +30,18 @@ class TestDefaults:
         )
 
     def test_empty_is_unset(self):
-        names = (
-            "NEURON_LAB_INSTANCE NEURON_LAB_CORES NEURON_LAB_HBM_GB NEURON_LAB_FLOAT64 NEURON_FALLBACK_ENABLED LOCAL_RANK "
-            "NEURON_RT_VISIBLE_CORES NEURON_RT_NUM_CORES NEURON_LOGICAL_NC_CONFIG NEURON_RT_VIRTUAL_CORE_SIZE"
-        ).split()
+        names = [
+            "NEURON_LAB_INSTANCE",
+            "NEURON_LAB_CORES",
+            "NEURON_LAB_HBM_GB",
+            "NEURON_LAB_FLOAT64",
+            "NEURON_FALLBACK_ENABLED",
+            "LOCAL_RANK",
+            "NEURON_RT_VISIBLE_CORES",
+            "NEURON_RT_NUM_CORES",
+            "NEURON_LOGICAL_NC_CONFIG",
+            "NEURON_RT_VIRTUAL_CORE_SIZE",
+        ]
         assert read_instance(dict.fromkeys(names, " ")) == read_instance({})
 
     def test_the_process_environment_is_what_is_read_by_default(self, monkeypatch):
@@ -164,7 +172,7 @@ class TestSwitches:
 
     @pytest.mark.parametrize("text", ["2", "maybe", "-1", "None", "0.0"])
     def test_neither(self, text):
-        with pytest.raises(ConfigurationError, match="X=.*not a boolean"):
+        with pytest.raises(ConfigurationError, match=r"X=.*not a boolean"):
             flag({"X": text}, "X", True)
 
     def test_strictness(self):
@@ -208,7 +216,8 @@ def test_a_wrong_value_is_told_at_import_and_again_at_first_use(python):
         import torch
         assert not torch.neuron.is_available() and torch.neuron.device_count() == 0
         assert torch.ones(2).sum() == 2
-        for use in (lambda: torch.ones(1, device="neuron"), lambda: torch.ones(1).to("neuron:0"), torch.neuron.synchronize,
+        for use in (lambda: torch.ones(1, device="neuron"), lambda: torch.ones(1).to("neuron:0"),
+                    torch.neuron.synchronize,
                     lambda: torch.Generator("neuron"), torch.neuron.current_device):
             try:
                 use()

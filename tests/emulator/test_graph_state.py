@@ -158,7 +158,9 @@ class TestCheckpoint:
 
 class TestMemory:
     def test_returns_to_what_it_was(self, compiled):
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 64)).to("neuron")
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 64)).to(
+            "neuron"
+        )
         f, x = compiled(model), ones(8, 64)
 
         def step():

@@ -61,6 +61,16 @@ struct Call {
     if (C10_UNLIKELY(traits.tensor_engine)) {
       refuse_float64(traits, tensor.scalar_type());
     }
+    // The same tensor twice (as an input and as out=) stays one tensor, which kernels check for. Long lists are
+    // those of the foreach operators, whose tensors differ.
+    if (borrowed.size() < 16) {
+      for (auto& item : borrowed) {
+        if (item.own.is_same(tensor)) {
+          item.written |= written;
+          return item.cpu;
+        }
+      }
+    }
     borrowed.push_back({borrow(tensor), tensor, written});
     return borrowed.back().cpu;
   }

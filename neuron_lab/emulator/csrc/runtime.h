@@ -11,7 +11,7 @@
 namespace neuron_lab {
 
 constexpr c10::DeviceType kNeuron = c10::DeviceType::PrivateUse1;
-constexpr int kMaxCores = 256; // a Trn2 UltraServer at LNC=2
+constexpr int kMaxCores = 127; // PyTorch's device index is one signed byte
 
 struct Config {
   int cores = 0;             // logical cores this process may use
