@@ -86,15 +86,18 @@ def _run(tasks: list[Task], path: Path, stall: float) -> str:
         todo.writelines(f"{name}\t{dtype}\n" for name, dtype in tasks)
         todo.seek(0)
         child = subprocess.Popen([sys.executable, str(WORKER), str(path)], stdin=todo, stdout=log, stderr=log)
-        size, since = -1, time.monotonic()
-        while child.poll() is None:
-            time.sleep(0.2)
-            if path.stat().st_size != size:
-                size, since = path.stat().st_size, time.monotonic()
-            elif time.monotonic() - since > stall:
+        try:
+            size, since = -1, time.monotonic()
+            while child.poll() is None:
+                time.sleep(0.2)
+                if path.stat().st_size != size:
+                    size, since = path.stat().st_size, time.monotonic()
+                elif time.monotonic() - since > stall:
+                    return f"no answer for {stall:.0f} s"
+        finally:  # a child that stalls, and an interrupted parent
+            if child.poll() is None:
                 child.kill()
                 child.wait()
-                return f"no answer for {stall:.0f} s"
         if child.returncode == 0:
             return ""
         log.seek(0)

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from . import opinfo_sweep
 from .opinfo_exceptions import EXCEPTIONS, exception_for
 from .opinfo_sweep import DTYPES, Sweep, all_tasks, in_slice, sweep
 
@@ -83,3 +84,39 @@ def test_the_promised_share_agrees(swept):
     if part == "full":
         assert 1 - len(found.failures) / len(working) >= SHARE, rates
         assert 1 - len(failing) / len(operators) >= SHARE, sorted(failing)
+
+
+STUB = """
+import json, os, sys, time
+with open(sys.argv[1], "a") as results:
+    for line in sys.stdin:
+        name, dtype = line.rstrip().split("\t")
+        print(json.dumps({"start": [name, dtype]}), file=results, flush=True)
+        if name == "dies":
+            os.abort()
+        if name == "stalls":
+            time.sleep(60)
+        wrong = [["forward", 0, "not close"]] if name == "wrong" else []
+        print(json.dumps({"done": [name, dtype], "compared": 3, "failures": wrong}), file=results, flush=True)
+"""
+
+
+def test_the_sweep_outlives_what_it_tests(monkeypatch, tmp_path):
+    stub = tmp_path / "worker.py"
+    stub.write_text(STUB)
+    monkeypatch.setattr(opinfo_sweep, "WORKER", stub)
+    names = ["fine", "dies", "wrong", "stalls", "last"]
+    found = sweep([(name, "float32") for name in names], stall=2.0)
+    assert sorted(name for name, _ in found.working) == sorted(names)
+    kinds = {name: failures[0][0] for (name, _), failures in found.failures.items()}
+    assert kinds == {"dies": "crash", "stalls": "crash", "wrong": "forward"}
+    assert "exit status" in found.failures["dies", "float32"][0][2]
+    assert "no answer" in found.failures["stalls", "float32"][0][2]
+
+
+def test_a_worker_that_cannot_start_is_an_error_and_not_an_empty_result(monkeypatch, tmp_path):
+    stub = tmp_path / "worker.py"
+    stub.write_text("raise SystemExit('broken')")
+    monkeypatch.setattr(opinfo_sweep, "WORKER", stub)
+    with pytest.raises(RuntimeError, match="broken"):
+        sweep([("add", "float32")])

@@ -59,7 +59,12 @@ class TestCores:
             ({"NEURON_RT_VIRTUAL_CORE_SIZE": "1"}, 8, 1, 2),  # the older name
             ({"NEURON_LOGICAL_NC_CONFIG": "2", "NEURON_RT_VIRTUAL_CORE_SIZE": "1"}, 4, 2, 1),
             ({"NEURON_LAB_INSTANCE": "trn2.48xlarge"}, 64, 2, 1),
-            ({"NEURON_LAB_INSTANCE": "trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG": "1"}, 128, 1, 2),
+            (
+                {"NEURON_LAB_INSTANCE": "trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "100"},
+                100,
+                1,
+                2,
+            ),
             ({"NEURON_LAB_CORES": "16"}, 16, 2, 1),
             ({"NEURON_LAB_CORES": str(MAX_CORES)}, MAX_CORES, 2, 1),
         ],
@@ -207,6 +212,11 @@ def test_a_wrong_value_names_the_variable_and_what_would_be_right(env, words):
     assert name in instance.problem and words in instance.problem
     assert instance.problem.startswith("The emulated neuron device cannot start:")
     assert instance.cores == 0  # so that the device is not available
+
+
+def test_more_cores_than_pytorch_counts():
+    problem = read_instance({"NEURON_LAB_INSTANCE": "trn2.48xlarge", "NEURON_LOGICAL_NC_CONFIG": "1"}).problem
+    assert "128 logical cores" in problem and "at most 127 devices" in problem and "NEURON_RT_NUM_CORES" in problem
 
 
 def test_a_wrong_value_is_told_at_import_and_again_at_first_use(python):
