@@ -68,7 +68,7 @@ class Check:
         self.same_random_numbers = same_random_numbers
         self.runs: list[tuple[str, Sample, Run, Any, Exception | None]] = []
         name = str(dtype).removeprefix("torch.")
-        self.tolerance = TOLERANCES.get((op.full_name, name), (None, None, ""))[:2]
+        self.tolerance = TOLERANCES.get((op.full_name, name), (None, None))
 
     def variants(self, sample: Sample, differentiable: bool) -> list[tuple[str, Sample, Run]]:
         """The ways to call the operator with one sample."""

@@ -55,7 +55,7 @@ def in_slice(name: str, part: int, parts: int) -> bool:
     return zlib.crc32(name.encode()) % parts == part
 
 
-def sweep(tasks: list[Task], *, chunk: int = 160, stall: float = 180.0) -> Sweep:
+def sweep(tasks: list[Task], *, chunk: int = 300, stall: float = 180.0) -> Sweep:
     """Run the tasks in child processes of at most ``chunk`` tasks.
 
     A task that kills its process, or keeps it silent for ``stall`` seconds, is

@@ -10,6 +10,7 @@ import torch
 from .helpers import DEVICE, output_of
 
 MIB = 1 << 20
+ALL_CORES = {"NEURON_RT_NUM_CORES": None, "NEURON_RT_VISIBLE_CORES": None, "NEURON_LAB_CORES": None, "LOCAL_RANK": None}
 
 
 def allocated() -> int:
@@ -284,7 +285,7 @@ try:
 except torch.OutOfMemoryError as error:
     print("neuron:0" in str(error))
 """
-        assert output_of(code, NEURON_LAB_HBM_GB="0.0625") == "True"
+        assert output_of(code, NEURON_LAB_HBM_GB="0.0625", **ALL_CORES) == "True"
 
     def test_at_lnc_1_two_cores_share_a_bank(self):
         code = """
@@ -295,7 +296,7 @@ try:
 except torch.OutOfMemoryError as error:
     print("neighbour" in str(error))
 """
-        assert output_of(code, NEURON_LAB_HBM_GB="0.0625", NEURON_LOGICAL_NC_CONFIG="1") == "True"
+        assert output_of(code, NEURON_LAB_HBM_GB="0.0625", NEURON_LOGICAL_NC_CONFIG="1", **ALL_CORES) == "True"
 
     def test_the_limit_is_the_total_memory(self):
         code = "import torch; print({})"
