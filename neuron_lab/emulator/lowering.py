@@ -15,6 +15,7 @@ import torch
 from torch.fx.node import map_aggregate
 
 from . import device_module
+from .random_numbers import redirect
 
 _COLLECTIVES = ("_c10d_functional", "c10d", "_dtensor", "symm_mem")
 #: Namespaces of operators that run as CPU operators inside a graph.
@@ -29,16 +30,6 @@ def _on_cpu(value: Any) -> Any:
 
 def _wants_device(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _PYTORCH
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    """Whether a node takes numbers from the generator, or saves and restores its state."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return "rng_state" in node.target.name()
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    dropout = {argument.name: value for argument, value in zip(node.target._schema.arguments, node.args, strict=False)}
-    return dropout.get("dropout_p", 1.0) != 0.0  # attention without dropout draws nothing
 
 
 class _OnDevice:
@@ -76,12 +67,11 @@ class _OnDevice:
         return map_aggregate(result, to_cpu)
 
 
-def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
-    """Rewrite a graph for the CPU, in place; True if it draws random numbers."""
+def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> None:
+    """Rewrite a graph for the CPU, in place."""
     if id(gm) in seen:
-        return False
+        return
     seen.add(id(gm))
-    random = False
     extension = device_module.extension()
     for name, value in list(gm.__dict__.items()) + list(gm._parameters.items()) + list(gm._buffers.items()):
         if isinstance(value, torch.Tensor) and value.device.type == "neuron":
@@ -92,16 +82,15 @@ def _lower_module(gm: torch.fx.GraphModule, core: int, seen: set[int]) -> bool:
         if node.op == "get_attr":
             child = getattr(gm, node.target, None) if "." not in node.target else gm.get_submodule(node.target)
             if isinstance(child, torch.fx.GraphModule):
-                random |= _lower_module(child, core, seen)
+                _lower_module(child, core, seen)
         if node.op != "call_function":
             continue
         node.args = map_aggregate(node.args, _on_cpu)
         node.kwargs = map_aggregate(node.kwargs, _on_cpu)
-        random |= _draws(node)
+        redirect(node, core)
         if _wants_device(node):
             node.target = _OnDevice(node.target, core)
     gm.recompile()
-    return random
 
 
 def _core_of(value: Any, default: int) -> int:
@@ -148,7 +137,7 @@ def lower(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[[list
         for node in ([results] if single else results)
     ]
     gm.graph.set_codegen(_BoxedCodeGen())
-    random = _lower_module(gm, core, set())
+    _lower_module(gm, core, set())
     forward = gm.forward
 
     def run(args: list[Any]) -> Any:
@@ -161,7 +150,7 @@ def lower(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[[list
         else:
             rest = iter(aliases)
             lent = [next(rest) if isinstance(value, torch.Tensor) else value for value in inputs]
-        with extension.GraphScope(core, random):
+        with extension.GraphScope(core):
             made = forward(lent)
         made = [made] if single else list(made)
         return _hand_over(extension, made, tensors, aliases, cores, single)

@@ -63,10 +63,6 @@ class TestRandomNumbers:
         f(ones(6))
         assert torch.equal(torch.rand(3), want)
 
-    @pytest.mark.xfail(
-        strict=False,
-        reason="known limit, in the README: a graph that draws borrows PyTorch's one CPU generator for its core",
-    )
     def test_of_the_cpu_inside_a_graph_come_from_the_cpus_stream(self, compiled):
         f = compiled(lambda x: (x.cpu() + torch.rand(3), torch.rand_like(x)))
         f(ones(3))
@@ -77,10 +73,6 @@ class TestRandomNumbers:
         for one, other in zip(got, want, strict=True):
             assert torch.equal(one, other)
 
-    @pytest.mark.xfail(
-        strict=False,
-        reason="known limit, in the README: a graph that draws borrows PyTorch's one CPU generator for its core",
-    )
     @needs_two_cores
     def test_belong_to_the_core_that_is_named(self, compiled):
         f = compiled(lambda x: (torch.rand(3, device="neuron:1"), torch.rand_like(x)))
@@ -102,10 +94,6 @@ class TestRandomNumbers:
         torch.manual_seed(5)
         assert torch.equal(f(x), want)
 
-    @pytest.mark.xfail(
-        strict=False,
-        reason="known limit, in the README: a graph that draws borrows PyTorch's one CPU generator for its core",
-    )
     def test_of_another_thread_are_not_touched(self, compiled):
         """A worker thread may draw on the CPU while a graph with dropout runs."""
         f, x = compiled(lambda x: F.dropout(x, 0.5) @ F.dropout(x, 0.5)), ones(200, 200)
@@ -306,9 +294,11 @@ class TestThreads:
 
     def together(self, work, times: int) -> list[BaseException]:
         errors: list[BaseException] = []
+        count = torch.get_num_threads()
 
         def run(k):
             try:
+                torch.set_num_threads(count)  # Dynamo guards on it, and what a new thread has is not always the same
                 for _ in range(times):
                     work(k)
             except BaseException as error:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,18 @@ LEFTOVERS = (
     "NEURON_RT_NUM_CORES",
     "NEURON_RT_VISIBLE_CORES",
 )
+
+
+def reports(out: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects in what was printed; those of two ranks may share a line, where both wrote at once."""
+    decoder, position = json.JSONDecoder(), out.find('{"')
+    while position >= 0:
+        try:
+            found, position = decoder.raw_decode(out, position)
+            yield found
+        except json.JSONDecodeError:  # something else, printed by a library
+            position += 1
+        position = out.find('{"', position)
 
 
 def run_script(
@@ -62,9 +74,7 @@ def run_script(
         # The first traceback is the cause; what follows are the other ranks and the launcher.
         start = max(errors.find("Traceback"), 0)
         pytest.fail(f"{name} ended with status {process.returncode}\n{out[-2000:]}\n{errors[start : start + 6000]}")
-    return [
-        json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}") and '"' in line
-    ]
+    return list(reports(out))
 
 
 @pytest.fixture

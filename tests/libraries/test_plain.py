@@ -103,7 +103,6 @@ class TestSeveralRanks:
             "pipeline schedules",
         ]
 
-    @pytest.mark.xfail(reason="PyTorch takes the state of any device's generator for a seed and an offset of 16 bytes")
     def test_random_numbers_of_sharded_tensors(self, script, tmp_path):
         (report,) = script("plain_sharding.py", tmp_path, "random", ranks=2)
         assert report["done"] == ["random numbers"]

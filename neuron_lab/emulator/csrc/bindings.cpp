@@ -1,4 +1,5 @@
 // The Python face of the emulated device: one module, plain functions.
+#include "dropout.h"
 #include "fallback.h"
 #include "generator.h"
 #include "hooks.h"
@@ -26,24 +27,14 @@ std::vector<at::Tensor> aliases(const std::vector<at::Tensor>& tensors) {
 }
 
 // A compiled graph's run, from Python: `with` it, CPU allocations of this
-// thread belong to the core and random numbers come from its generator.
+// thread belong to the core.
 struct GraphScope {
   c10::DeviceIndex core;
-  bool random;
   std::unique_ptr<KernelScope> scope;
-  std::unique_ptr<BorrowedDefaultGenerator> generator;
 
   void enter() {
     touch();
-    if (random) {
-      py::gil_scoped_release release; // another thread may hold the generators and want the GIL
-      generator = std::make_unique<BorrowedDefaultGenerator>(core);
-    }
     scope = std::make_unique<KernelScope>(core);
-  }
-  void exit() {
-    scope.reset();
-    generator.reset();
   }
 };
 
@@ -84,6 +75,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("in_bad_fork", &in_bad_fork);
   m.def("default_generator", [](int core) { return default_generator(static_cast<c10::DeviceIndex>(core)); });
   m.def("default_generator_unchecked", [](int core) { return default_generator_of_any_rank(static_cast<c10::DeviceIndex>(core)); });
+  m.def(
+      "cpu_generator_of", [](int core) { return cpu_generator_of(static_cast<c10::DeviceIndex>(core)); },
+      "The CPU generator that a core's random numbers come from, for CPU operators of its graphs");
+  m.def(
+      "dropout", &dropout, py::arg("input"), py::arg("p"), py::arg("train"), py::kw_only(), py::arg("generator"),
+      "aten::native_dropout with a generator");
   m.def("group_exists", &group_exists);
   m.def("set_group_exists", &set_group_exists);
   m.def("executed_operators", &executed_operators);
@@ -111,11 +108,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("__enter__", [](OutsideGraph& self) { self.scope = std::make_unique<KernelScope>(-1); })
       .def("__exit__", [](OutsideGraph& self, const py::args&) { self.scope.reset(); });
   py::class_<GraphScope>(m, "GraphScope")
-      .def(py::init([](int core, bool random) {
-        return GraphScope{static_cast<c10::DeviceIndex>(core), random, nullptr, nullptr};
-      }))
+      .def(py::init([](int core) { return GraphScope{static_cast<c10::DeviceIndex>(core), nullptr}; }))
       .def("__enter__", [](GraphScope& self) { self.enter(); })
-      .def("__exit__", [](GraphScope& self, const py::args&) { self.exit(); });
+      .def("__exit__", [](GraphScope& self, const py::args&) { self.scope.reset(); });
 #ifdef USE_DISTRIBUTED
   bind_process_group(m);
 #endif

@@ -222,12 +222,7 @@ void run_on_cpu(OperatorTraits& traits, const c10::OperatorHandle& op, torch::ji
   call.check_generator();
   try {
     KernelScope scope(static_cast<c10::DeviceIndex>(call.core));
-    if (C10_UNLIKELY(traits.draws_silently)) {
-      BorrowedDefaultGenerator random(static_cast<c10::DeviceIndex>(call.core));
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    } else {
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
-    }
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
     for (auto& item : call.borrowed) {
       if (item.written) {
         write_back(item.cpu, item.own);

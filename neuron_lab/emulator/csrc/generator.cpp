@@ -1,7 +1,12 @@
 #include "generator.h"
 
-#include <ATen/Utils.h>
+#include "position.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Utils.h>
+#include <ATen/ops/empty.h>
+
+#include <cstring>
 #include <mutex>
 #include <vector>
 
@@ -10,51 +15,83 @@ namespace {
 
 // PyTorch's CPU generator (mt19937) under the device's name. Its algorithm is
 // not documented for the real backend, so equality with the CPU's numbers is a
-// property of the emulator only.
+// property of the emulator only. Its state is a seed and an offset, as that of
+// other accelerators, since PyTorch counts on it.
 struct NeuronGenerator final : c10::GeneratorImpl {
   at::Generator host;
 
   NeuronGenerator(c10::DeviceIndex core, at::Generator cpu)
       : GeneratorImpl(c10::Device(kNeuron, core), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-        host(std::move(cpu)) {}
+        host(std::move(cpu)),
+        tracker_(impl()) {}
 
   void set_current_seed(uint64_t seed) override {
-    host.set_current_seed(seed);
+    std::lock_guard<std::mutex> lock(impl().mutex_); // a kernel of another thread may be drawing
+    impl().set_current_seed(seed);
+    tracker_.restart(impl());
   }
   void set_offset(uint64_t offset) override {
-    TORCH_CHECK(offset == 0, "The emulated neuron generator (mt19937) has no offset to set; use manual_seed or set_state");
+    std::lock_guard<std::mutex> lock(impl().mutex_);
+    tracker_.move(impl(), {impl().current_seed(), offset});
   }
   uint64_t get_offset() const override {
-    return 0; // asked for when a generator is copied or pickled
+    return position().offset;
   }
   uint64_t current_seed() const override {
     return host.current_seed();
   }
   uint64_t seed() override {
-    return host.seed();
+    const auto random = c10::detail::getNonDeterministicRandom();
+    set_current_seed(random);
+    return random;
   }
   void set_state(const c10::TensorImpl& state) override {
-    host.unsafeGetGeneratorImpl()->set_state(state);
+    const auto bytes = static_cast<int64_t>(sizeof(Position));
+    TORCH_CHECK(
+        state.numel() == bytes && state.dtype() == caffe2::TypeMeta::Make<uint8_t>() && state.is_cpu() && state.is_contiguous(),
+        "The state of a neuron generator is a CPU tensor of ", bytes, " bytes (uint8): seed and offset. Got ",
+        state.numel(), " values of ", state.dtype(), " on ", state.device(),
+        ". Set what get_state() or torch.neuron.get_rng_state() returned; a generator of the CPU has a state of another kind.");
+    Position to;
+    std::memcpy(&to, state.data(), sizeof(to));
+    std::lock_guard<std::mutex> lock(impl().mutex_);
+    tracker_.move(impl(), to);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return host.unsafeGetGeneratorImpl()->get_state();
+    const auto here = position();
+    auto state = at::empty({static_cast<int64_t>(sizeof(here))}, at::TensorOptions(at::kCPU).dtype(at::kByte));
+    std::memcpy(state.mutable_data_ptr(), &here, sizeof(here));
+    return state.getIntrusivePtr();
   }
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
-    return c10::intrusive_ptr<c10::GeneratorImpl>::reclaim(clone_impl());
+    return clone();
   }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
     const auto* from = dynamic_cast<NeuronGenerator*>(state.get());
     TORCH_CHECK(from != nullptr, "neuron: graphsafe_set_state needs a generator of the neuron device");
-    host.unsafeGetGeneratorImpl()->set_state(*from->get_state());
+    const auto to = from->position();
+    std::lock_guard<std::mutex> lock(impl().mutex_);
+    tracker_.move(impl(), to);
   }
 
  private:
-  NeuronGenerator* clone_impl() const override {
-    return new NeuronGenerator(device().index(), host.clone());
+  at::CPUGeneratorImpl& impl() const {
+    return *static_cast<at::CPUGeneratorImpl*>(host.unsafeGetGeneratorImpl());
   }
-};
+  Position position() const {
+    std::lock_guard<std::mutex> lock(impl().mutex_);
+    return tracker_.position(impl());
+  }
+  NeuronGenerator* clone_impl() const override {
+    const auto here = position();
+    auto* copy = new NeuronGenerator(device().index(), at::detail::createCPUGenerator());
+    copy->tracker_ = tracker_;
+    copy->tracker_.move(copy->impl(), here);
+    return copy;
+  }
 
-std::recursive_mutex g_borrow_mutex; // a kernel inside a graph that already borrowed
+  mutable PositionTracker tracker_;
+};
 
 } // namespace
 
@@ -90,26 +127,6 @@ at::Generator cpu_generator(const at::Generator& generator) {
 
 at::Generator cpu_generator_of(c10::DeviceIndex core) {
   return cpu_generator(default_generator(core));
-}
-
-BorrowedDefaultGenerator::BorrowedDefaultGenerator(c10::DeviceIndex core) : core_(core) {
-  g_borrow_mutex.lock();
-  auto host = at::detail::getDefaultCPUGenerator(); // a handle, not a copy
-  const auto mine = cpu_generator_of(core_);
-  std::lock_guard<std::mutex> lock(host.mutex());
-  before_ = host.unsafeGetGeneratorImpl()->get_state();
-  host.unsafeGetGeneratorImpl()->set_state(*mine.unsafeGetGeneratorImpl()->get_state());
-}
-
-BorrowedDefaultGenerator::~BorrowedDefaultGenerator() {
-  {
-    auto host = at::detail::getDefaultCPUGenerator(); // a handle, not a copy
-    const auto mine = cpu_generator_of(core_);
-    std::lock_guard<std::mutex> lock(host.mutex());
-    mine.unsafeGetGeneratorImpl()->set_state(*host.unsafeGetGeneratorImpl()->get_state());
-    host.unsafeGetGeneratorImpl()->set_state(*before_);
-  }
-  g_borrow_mutex.unlock();
 }
 
 } // namespace neuron_lab

@@ -37,16 +37,6 @@ std::string base_name(const c10::FunctionSchema& schema) {
   return schema.name();
 }
 
-bool random_without_generator(const c10::OperatorHandle& op) {
-  for (const auto& argument : op.schema().arguments()) {
-    if (argument.name() == "generator") {
-      return false;
-    }
-  }
-  const auto tags = op.getTags();
-  return std::find(tags.begin(), tags.end(), at::Tag::nondeterministic_seeded) != tags.end();
-}
-
 struct Registry {
   std::mutex mutex;
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<OperatorTraits>> traits;
@@ -74,7 +64,6 @@ OperatorTraits& traits_of(const c10::OperatorHandle& op) {
     slot->reported_fallback = kReportedFallbacks.count(slot->name) > 0;
     slot->tensor_engine = kTensorEngine.count(slot->name) > 0;
     slot->takes_cpu_arguments = kTakesCpuArguments.count(slot->name) > 0;
-    slot->draws_silently = random_without_generator(op);
     slot->cpu_results = slot->name == "aten::_pack_padded_sequence" ? 2 : 0; // batch_sizes is a CPU tensor everywhere
   }
   seen[key] = slot.get();

@@ -16,7 +16,6 @@ struct OperatorTraits {
   std::string name;              // aten::add
   bool reported_fallback = false; // field reports saw the real backend run it on the CPU
   bool tensor_engine = false;    // a matrix product or a convolution
-  bool draws_silently = false;   // random, without a generator argument
   bool takes_cpu_arguments = false; // CPU tensors beside device tensors are its convention
   uint64_t cpu_results = 0;      // results that stay on the CPU, as bits
   std::atomic<bool> executed{false};
