@@ -140,41 +140,20 @@ def lower(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[[list
     _lower_module(gm, core, set())
     forward = gm.forward
 
+    on_cpu = [
+        position
+        for position, value in enumerate(example_inputs)
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu"
+    ]
+
     def run(args: list[Any]) -> Any:
-        inputs = list(args)
+        lent = extension.aliases(args)
+        cpu_inputs = [lent[position] for position in on_cpu]
         args.clear()
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        aliases = extension.aliases(tensors)
-        if len(tensors) == len(inputs):
-            lent = list(aliases)
-        else:
-            rest = iter(aliases)
-            lent = [next(rest) if isinstance(value, torch.Tensor) else value for value in inputs]
         with extension.GraphScope(core):
-            made = forward(lent)
-        made = [made] if single else list(made)
-        return _hand_over(extension, made, tensors, aliases, cores, single)
+            made = forward(lent)  # empties the list: what was saved for the backward is freed once it is used
+        made = extension.hand_over([made] if single else list(made), cpu_inputs, cores)
+        return made[0] if single else made
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def _hand_over(
-    extension: Any,
-    made: list[Any],
-    tensors: list[torch.Tensor],
-    aliases: list[torch.Tensor],
-    cores: list[int],
-    single: bool,
-) -> Any:
-    places = [i for i, value in enumerate(made) if isinstance(value, torch.Tensor)]
-    if len(places) == len(made):
-        made = extension.hand_over(made, tensors, aliases, cores)
-    else:
-        values = [made[i] for i in places]
-        for i in places:
-            made[i] = None
-        taken = extension.hand_over(values, tensors, aliases, [cores[i] for i in places])
-        for i, value in zip(places, taken, strict=True):
-            made[i] = value
-    return made[0] if single else made

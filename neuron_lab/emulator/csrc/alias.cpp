@@ -164,45 +164,4 @@ void write_back(const at::Tensor& borrowed, const at::Tensor& tensor) {
   }
 }
 
-std::vector<at::Tensor> hand_over_all(
-    std::vector<at::Tensor> results,
-    const std::vector<at::Tensor>& inputs,
-    const std::vector<at::Tensor>& input_aliases,
-    const std::vector<int64_t>& cores) {
-  // Storages of the device that this call already made, by the CPU storage they came from.
-  std::vector<std::pair<const c10::StorageImpl*, at::Tensor>> made;
-  std::vector<at::Tensor> out;
-  out.reserve(results.size());
-  for (size_t i = 0; i < results.size(); ++i) {
-    auto result = std::move(results[i]);
-    if (!result.defined() || cores[i] < 0 || on_neuron(result)) {
-      out.push_back(std::move(result));
-      continue;
-    }
-    const auto* storage = result.storage().unsafeGetStorageImpl();
-    const at::Tensor* base = nullptr;
-    for (size_t k = 0; k < inputs.size() && base == nullptr; ++k) {
-      if (input_aliases[k].defined() && input_aliases[k].storage().unsafeGetStorageImpl() == storage) {
-        base = &inputs[k];
-      }
-    }
-    for (size_t k = 0; k < made.size() && base == nullptr; ++k) {
-      if (made[k].first == storage) {
-        base = &made[k].second;
-      }
-    }
-    if (base != nullptr && on_neuron(*base)) {
-      out.push_back(view_on(*base, result));
-      continue;
-    }
-    if (base != nullptr) { // an input that lives on the CPU: its bytes are not the device's to take
-      result = result.clone();
-      storage = result.storage().unsafeGetStorageImpl();
-    }
-    out.push_back(hand_over(std::move(result), static_cast<c10::DeviceIndex>(cores[i]), /*references=*/2));
-    made.emplace_back(storage, out.back());
-  }
-  return out;
-}
-
 } // namespace neuron_lab

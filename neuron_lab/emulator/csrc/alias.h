@@ -9,8 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
-
 namespace neuron_lab {
 
 inline bool on_neuron(const at::Tensor& tensor) {
@@ -34,13 +32,5 @@ at::Tensor on_device(const at::Tensor& cpu, int64_t core);
 // After a kernel wrote to `borrowed` (of `tensor`): takes over new memory and
 // new geometry, as `out=` and `resize_` leave them.
 void write_back(const at::Tensor& borrowed, const at::Tensor& tensor);
-
-// For several results of one graph: results over an input's bytes become views
-// of that input, results that share memory go on sharing it.
-std::vector<at::Tensor> hand_over_all(
-    std::vector<at::Tensor> results,
-    const std::vector<at::Tensor>& inputs,
-    const std::vector<at::Tensor>& input_aliases,
-    const std::vector<int64_t>& cores); // -1: stays on the CPU
 
 } // namespace neuron_lab

@@ -11,39 +11,10 @@ namespace py = pybind11;
 
 namespace neuron_lab {
 
+void bind_graph(py::module_& m); // graph.cpp
 #ifdef USE_DISTRIBUTED
 void bind_process_group(py::module_& m); // process_group.cpp
 #endif
-
-namespace {
-
-std::vector<at::Tensor> aliases(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> out;
-  out.reserve(tensors.size());
-  for (const auto& tensor : tensors) {
-    out.push_back(on_neuron(tensor) ? neuron_lab::alias(tensor) : tensor);
-  }
-  return out;
-}
-
-// A compiled graph's run, from Python: `with` it, CPU allocations of this
-// thread belong to the core.
-struct GraphScope {
-  c10::DeviceIndex core;
-  std::unique_ptr<KernelScope> scope;
-
-  void enter() {
-    touch();
-    scope = std::make_unique<KernelScope>(core);
-  }
-};
-
-// A part of a graph's run that is not the core's own work (a collective).
-struct OutsideGraph {
-  std::unique_ptr<KernelScope> scope;
-};
-
-} // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "C++ part of the emulated neuron device of neuron-lab";
@@ -100,17 +71,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }
       },
       "What eager mode notes and refuses of an operator, for a graph that is about to be compiled");
-  m.def("aliases", &aliases, "CPU tensors over the bytes of the given tensors; CPU tensors as they are");
-  m.def("hand_over", &hand_over_all, "Results of a graph as tensors of the device");
-  m.def("on_device", &on_device, "A tensor of the device over the bytes of a CPU tensor");
-  py::class_<OutsideGraph>(m, "OutsideGraph")
-      .def(py::init<>())
-      .def("__enter__", [](OutsideGraph& self) { self.scope = std::make_unique<KernelScope>(-1); })
-      .def("__exit__", [](OutsideGraph& self, const py::args&) { self.scope.reset(); });
-  py::class_<GraphScope>(m, "GraphScope")
-      .def(py::init([](int core) { return GraphScope{static_cast<c10::DeviceIndex>(core), nullptr}; }))
-      .def("__enter__", [](GraphScope& self) { self.enter(); })
-      .def("__exit__", [](GraphScope& self, const py::args&) { self.scope.reset(); });
+  bind_graph(m);
 #ifdef USE_DISTRIBUTED
   bind_process_group(m);
 #endif

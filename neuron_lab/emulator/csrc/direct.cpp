@@ -6,6 +6,7 @@
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/eq_ops.h>
 #include <ATen/ops/exp_ops.h>
@@ -59,6 +60,11 @@ struct Devices {
       refuse_float64(traits, tensor.scalar_type());
     }
   }
+  void see(const at::ITensorListRef& tensors) {
+    for (const Tensor& tensor : tensors) {
+      see(tensor);
+    }
+  }
   template <typename Other>
   void see(const Other&) {}
 
@@ -84,6 +90,14 @@ T&& lend(T&& value) {
 }
 inline Tensor lend(const Tensor& tensor) {
   return on_neuron(tensor) ? borrow(tensor) : tensor;
+}
+inline std::vector<Tensor> lend(const at::ITensorListRef& tensors) {
+  std::vector<Tensor> lent;
+  lent.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    lent.push_back(lend(tensor));
+  }
+  return lent;
 }
 
 template <typename Op>
@@ -146,7 +160,7 @@ void direct_all(torch::Library& library) {
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   using namespace at::_ops;
   direct_all<add_Tensor, sub_Tensor, mul_Tensor, div_Tensor, add__Tensor, sub__Tensor, mul__Tensor, div__Tensor>(m);
-  direct_all<mm, bmm, addmm, _softmax, mean_dim, sum_dim_IntList, index_select, where_self, pow_Tensor_Scalar>(m);
+  direct_all<mm, bmm, addmm, cat, _softmax, mean_dim, sum_dim_IntList, index_select, where_self, pow_Tensor_Scalar>(m);
   direct_all<relu, at::_ops::exp, neg, silu, gelu, sigmoid, at::_ops::tanh, rsqrt, at::_ops::sqrt, fill__Scalar, zero_>(m); // qualified: <cmath> has these names too
   direct_all<eq_Scalar, eq_Tensor, lt_Tensor, lt_Scalar, gt_Tensor, gt_Scalar, le_Tensor, ge_Tensor>(m);
 }

@@ -16,6 +16,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
+#include <cstring>
+
 namespace neuron_lab {
 namespace {
 
@@ -69,6 +71,22 @@ Tensor empty_memory_format(
   OnCore core(device);
   return fresh(at::detail::empty_generic(
       size, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype), format));
+}
+
+// In one go: as an allocation and a fill it would pass through the dispatcher twice more.
+Tensor zeros(
+    IntArrayRef size, OptionalDtype dtype, OptionalLayout layout, OptionalDevice device, std::optional<bool> pinned) {
+  static auto& traits = traits_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", ""));
+  touch();
+  note(traits);
+  check_factory(layout, pinned);
+  OnCore core(device);
+  auto out = at::detail::empty_generic(
+      size, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype), std::nullopt);
+  if (out.nbytes() > 0) {
+    std::memset(out.mutable_data_ptr(), 0, out.nbytes()); // zero in every dtype
+  }
+  return out;
 }
 
 Tensor empty_strided(
@@ -251,6 +269,7 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_overrideable(
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty_memory_format);
   m.impl("empty_strided", &empty_strided);
+  m.impl("zeros", &zeros);
   m.impl("_efficientzerotensor", &efficient_zero_tensor);
   m.impl("_copy_from", &copy_from);
   m.impl("_copy_from_and_resize", &copy_from_and_resize);
