@@ -118,8 +118,13 @@ class DeviceInfo:
         return (
             f'<p role="note" style="border-left: 4px solid {border}; margin: 0; padding: 0.3em 0.8em; '
             f'max-width: 60em; line-height: 1.5;"><strong>{html.escape(first)}</strong>{colon}'
-            f"{html.escape(rest)}</p>"
+            f"{_code(html.escape(rest))}</p>"
         )
+
+
+def _code(text: str) -> str:
+    """Names between backticks as HTML shows them."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", text)
 
 
 def setup(*, quiet: bool = False) -> DeviceInfo:
