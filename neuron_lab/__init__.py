@@ -19,18 +19,31 @@ from typing import TYPE_CHECKING, Any
 from neuron_lab._version import __version__
 
 if TYPE_CHECKING:
-    from neuron_lab import checks, plots
+    from neuron_lab import checks, plots, recompiles
     from neuron_lab.device import DeviceInfo, setup
+    from neuron_lab.recompiles import Recompiles, count_recompiles
 
 # Public name -> module that has it. A module stands for itself.
 _PUBLIC = {
     "DeviceInfo": "neuron_lab.device",
+    "Recompiles": "neuron_lab.recompiles",
     "checks": "neuron_lab.checks",
+    "count_recompiles": "neuron_lab.recompiles",
     "plots": "neuron_lab.plots",
+    "recompiles": "neuron_lab.recompiles",
     "setup": "neuron_lab.device",
 }
 
-__all__ = ["DeviceInfo", "__version__", "checks", "plots", "setup"]
+__all__ = [
+    "DeviceInfo",
+    "Recompiles",
+    "__version__",
+    "checks",
+    "count_recompiles",
+    "plots",
+    "recompiles",
+    "setup",
+]
 
 
 def __getattr__(name: str) -> Any:

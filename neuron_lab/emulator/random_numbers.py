@@ -38,7 +38,10 @@ def _with_generator(target: torch._ops.OpOverload) -> torch._ops.OpOverload | No
 def _draw(target: torch._ops.OpOverload, generator: torch.Generator, args: tuple[Any, ...], kwargs: dict) -> Any:
     if target is torch.ops.aten.native_dropout.default:
         return device_module.extension().dropout(*args, generator=generator, **kwargs)
-    return _with_generator(target)(*args, **{**kwargs, "generator": generator})
+    overload = _with_generator(target)
+    if overload is None:  # flash attention, which PyTorch calls random and whose CPU kernel takes no dropout
+        return target(*args, **kwargs)
+    return overload(*args, **{**kwargs, "generator": generator})
 
 
 class Draw:

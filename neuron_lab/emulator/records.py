@@ -232,6 +232,14 @@ def record(
     digest = key.digest()
     with _state.lock:
         event = _look_up(key, digest)
+    # In PyTorch's own trace, as Inductor says it of its cache: tools that read the trace need not know this device.
+    name = "neuron_graph_cache_miss" if event == "compiled" else "neuron_graph_cache_hit"
+    torch._logging.trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": name, "encoding": "string"},
+        payload_fn=lambda: f"{kind} {digest}: {event}",
+        expect_trace_id=False,
+    )
     _keep_artefact(gm, kind, digest)
     nodes = sum(node.op.startswith("call") for node in gm.graph.nodes)
     made = CompileRecord(event, kind, _state.name, digest, nodes, key.inputs, time.perf_counter() - start)

@@ -143,6 +143,19 @@ class TestCheckpoint:
             torch.testing.assert_close(got, want)
             assert torch.equal(state, after)
 
+    def test_compiled_attention_without_dropout(self, compiled):
+        """PyTorch calls it random, and saves the generator's state for it."""
+        x = torch.randn(1, 2, 16, 8).to("neuron").requires_grad_()
+
+        def block(x):
+            return F.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
+
+        want, state = self.gradient(x, lambda: block(x))
+        recomputed = compiled(lambda x: checkpoint(block, x, use_reentrant=False))
+        got, after = self.gradient(x, lambda: recomputed(x))
+        torch.testing.assert_close(got, want)
+        assert torch.equal(state, after)
+
     def parts(self):
         torch.manual_seed(7)
         w = torch.randn(8, 8).to("neuron").requires_grad_()

@@ -77,7 +77,7 @@ def run_script(
     return list(reports(out))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def script() -> Callable[..., list[dict[str, Any]]]:
     """The function :func:`run_script`."""
     return run_script

@@ -9,7 +9,6 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import run_script
 
 SCRIPTS = sorted(Path(__file__).parent.glob("plain_*.py"))
 
@@ -27,9 +26,9 @@ def test_generation_equals_the_cpu_with_two_graphs(script):
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory):
+def on_cpu(script, tmp_path_factory):
     """The same training on the CPU, once."""
-    return run_script("plain_sft.py", tmp_path_factory.mktemp("cpu"), "cpu")[-1]
+    return script("plain_sft.py", tmp_path_factory.mktemp("cpu"), "cpu")[-1]
 
 
 class TestFineTuning:
