@@ -58,5 +58,12 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Bring the cell magics: ``%load_ext neuron_lab``. See :mod:`neuron_lab._magics`."""
+    from neuron_lab._magics import load
+
+    load(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *_PUBLIC})

@@ -16,9 +16,12 @@ import html
 import io
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["bars", "curves"]
+if TYPE_CHECKING:
+    from neuron_lab.recompiles import CompileEvent, Recompiles
+
+__all__ = ["bars", "curves", "timeline"]
 
 # Okabe and Ito, "Color Universal Design", 2008; ordered so that neighbours also differ in lightness.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#000000", "#d55e00", "#56b4e9", "#cc79a7")
@@ -161,6 +164,61 @@ def bars(
     if all(float(value).is_integer() for group in groups.values() for value in group.values()):
         axes.yaxis.get_major_locator().set_params(integer=True)
     _legend(figure, axes, len(groups))
+    return figure
+
+
+def timeline(seen: Recompiles, *, title: str = "", alt: str = "", label: str | None = None) -> Any:
+    """Draw when functions were compiled: one row per function, one bar per compilation.
+
+    Parameters
+    ----------
+    seen : Recompiles
+        A counter with at least one compilation.
+    title, alt : str
+        As for :func:`curves`; made from the counts if not given.
+    label : str, optional
+        As for :func:`curves`.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Shows itself as a cell's value. Its attribute ``alt`` is the alternative text.
+
+    Raises
+    ------
+    ValueError
+        Nothing was compiled while the counter was open.
+    """
+    events = [event for event in seen.compiles if event.start > 0]
+    if not events:
+        raise ValueError("nothing was compiled while the counter was open, so there is nothing to draw")
+    rows: dict[str, list[CompileEvent]] = {}
+    for event in events:
+        rows.setdefault(f"{event.function}\n{event.where}", []).append(event)
+    shown = dict(sorted(rows.items(), key=lambda row: -len(row[1]))[: len(_COLOURS)])
+    first = min(event.start for event in events)
+    total = sum(event.seconds.total for event in events)
+    described = alt or (
+        f"{len(events)} compilations of {len(rows)} functions, {total:.2f} seconds in all, as bars over time; "
+        f"{len(seen.recompiles)} of them are recompiles."
+    )
+    title = title or f"{len(events)} compilations, {len(seen.recompiles)} of them again"
+    figure, axes = _figure(
+        dict(enumerate(shown)), "time since the first compilation (s)", "function", title, described, label
+    )
+    kinds = (("first", _COLOURS[0], _HATCHES[0]), ("again", _COLOURS[1], _HATCHES[1]))
+    for number, of_one in enumerate(shown.values()):
+        for again, (_, colour, hatch) in enumerate(kinds):
+            spans = [(event.start - first, event.seconds.total) for event in of_one if event.recompiled == bool(again)]
+            axes.broken_barh(spans, (number - 0.35, 0.7), facecolors=colour, hatch=hatch, edgecolor="white")
+    axes.set_yticks(range(len(shown)), list(shown), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_ylabel("")
+    axes.grid(False, axis="y")
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=name) for name, colour, hatch in kinds]
+    figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside right upper")
     return figure
 
 

@@ -108,6 +108,8 @@ class CompileEvent:
         Whether the backend found all of them compiled on disk.
     seconds
         Where the time went.
+    start
+        When it began, seconds since the epoch; 0 for a skip.
     phase
         Labels of the counters inside the one that tells it, outermost first.
     origin
@@ -132,6 +134,7 @@ class CompileEvent:
     graphs: int = 0
     from_cache: bool = False
     seconds: Seconds = field(default_factory=Seconds)
+    start: float = 0.0
     phase: str = ""
     origin: str = ""
     detail: str = ""

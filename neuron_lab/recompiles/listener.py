@@ -25,6 +25,7 @@ _GRAPHS = ("aot_forward_graph", "aot_backward_graph", "aot_inference_graph")
 _HITS = ("fx_graph_cache_hit", "aotautograd_cache_hit", "neuron_graph_cache_hit")
 _MISSES = ("fx_graph_cache_miss", "aotautograd_cache_miss", "neuron_graph_cache_miss")
 _COMPILING_STANCES = ("default", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
+_MODULE_WRAPPER = "torch/_dynamo/external_utils.py"
 _RESUME = "torch_dynamo_resume_in_"
 
 # Names of functions and files on the way to a compiled call that say what the call was for.
@@ -272,6 +273,9 @@ class Listener:
         name = function.removeprefix(_RESUME)
         if name != function:
             name = f"{name.rpartition('_at_')[0]} (rest)"
+        elif file.replace("\\", "/").endswith(_MODULE_WRAPPER) and caller:
+            # A module of torch.nn has no forward of the reader's; PyTorch compiles a wrapper around it.
+            name, file, line = "torch.nn module", caller[2], caller[0]
         return CompileEvent(
             number=0,
             kind=_kind(metrics, cause, function, limit=limit, again=again),
@@ -285,6 +289,7 @@ class Listener:
             graphs=graphs,
             from_cache=pending.hits > 0 and pending.misses == 0,
             seconds=Seconds(total - backend, backend),
+            start=float(metrics.get("start_time") or 0.0),
             origin=_origin(file, function, calls),
             detail="" if limit else " ".join(failure.split())[:300] or ("interrupted" if _interrupted(metrics) else ""),
             guards=tuple(clean(reason) for reason in reasons),

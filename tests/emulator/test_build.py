@@ -95,7 +95,8 @@ def workshop(tmp_path):
         pytest.skip("no C++ compiler under the name c++")
     shop = Workshop(tmp_path)
     shop.waiting_compiler()
-    return shop
+    yield shop
+    shop.go.touch()  # ninja gives each compiler a process group of its own: one may still be waiting
 
 
 class TestKey:

@@ -361,6 +361,22 @@ class TestFaces:
         assert found["counts"]["compiles"] == 3 and found["counts"]["fell_back_to_eager"] == 1
         assert found["events"][1]["cause"]["after"] == "3" and found["events"][1]["seconds"]["tracing"] > 0
 
+    def test_a_timeline(self, seen):
+        figure = lab.plots.timeline(seen, label="emulated on CPU")
+        assert figure.alt.startswith("3 compilations of 1 functions") and "2 of them are recompiles" in figure.alt
+        (axes,) = figure.axes
+        assert "test_counter.py:" in axes.get_yticklabels()[0].get_text()
+        spans = [path for collection in axes.collections for path in collection.get_paths()]
+        assert len(spans) == 3
+        with pytest.raises(ValueError, match="nothing was compiled"):
+            lab.plots.timeline(lab.count_recompiles())
+
+    def test_a_module_of_torch_nn_is_named_by_its_call(self):
+        with lab.count_recompiles() as seen:
+            compiled(nn.Linear(2, 2))(ones(2))
+        (event,) = seen.compiles
+        assert event.function == "torch.nn module" and event.file == __file__
+
     def test_nothing_happened(self):
         with lab.count_recompiles() as seen:
             pass
