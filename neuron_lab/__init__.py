@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from neuron_lab import checks, plots, recompiles
     from neuron_lab.device import DeviceInfo, setup
     from neuron_lab.recompiles import Recompiles, count_recompiles
+    from neuron_lab.widgets import RecompileMonitor
 
 # Public name -> module that has it. A module stands for itself.
 _PUBLIC = {
     "DeviceInfo": "neuron_lab.device",
+    "RecompileMonitor": "neuron_lab.widgets",
     "Recompiles": "neuron_lab.recompiles",
     "checks": "neuron_lab.checks",
     "count_recompiles": "neuron_lab.recompiles",
@@ -36,6 +38,7 @@ _PUBLIC = {
 
 __all__ = [
     "DeviceInfo",
+    "RecompileMonitor",
     "Recompiles",
     "__version__",
     "checks",

@@ -95,6 +95,8 @@ class CompileEvent:
         The function that was compiled.
     cell
         Number of the notebook cell that the function is in, or None.
+    executing
+        Number of the notebook cell that was running, or None.
     called_from
         ``file:line`` of the call, where PyTorch tells.
     compile_id
@@ -129,6 +131,7 @@ class CompileEvent:
     line: int
     compile_id: str
     cell: int | None = None
+    executing: int | None = None
     called_from: str = ""
     cause: Cause | None = None
     graphs: int = 0

@@ -57,12 +57,20 @@ class _Pending:
     frames: list[tuple[int, str, str]] = field(default_factory=list)
 
 
+def _shell() -> Any:
+    """The running IPython, if there is one."""
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+
+
 def _cell_of(file: str) -> int | None:
     """Number of the notebook cell that a file name stands for."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is None:
-        return None
-    return getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
+    return getattr(getattr(_shell(), "compile", None), "_filename_map", {}).get(file)
+
+
+def _outermost_cell(frames: list[tuple[int, str, str]]) -> int | None:
+    """Number of the cell that is running."""
+    cells = [_cell_of(file) for _, _, file in frames]
+    return next((cell for cell in reversed(cells) if cell is not None), None)
 
 
 def _calling_frames() -> list[tuple[int, str, str]]:
@@ -283,6 +291,9 @@ class Listener:
             file=file,
             line=line,
             cell=_cell_of(file),
+            executing=next(
+                (cell for call in reversed(pending.frames) if (cell := _cell_of(call[2])) is not None), None
+            ),
             compile_id=compile_id,
             called_from=f"{caller[2]}:{caller[0]}" if caller else "",
             cause=cause,

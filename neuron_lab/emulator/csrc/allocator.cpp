@@ -351,6 +351,10 @@ void install_allocators() {
   if (g_cpu_gate.host == nullptr) {
     g_cpu_gate.host = c10::GetCPUAllocator();
     c10::SetCPUAllocator(&g_cpu_gate, /*priority=*/1);
+    for (auto& books : g_books) {
+      hold_at_fork(books.mutex);
+    }
+    hold_at_fork(g_pinned_allocator.mutex);
   }
 }
 

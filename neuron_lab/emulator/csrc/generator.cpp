@@ -26,12 +26,12 @@ struct NeuronGenerator final : c10::GeneratorImpl {
         tracker_(impl()) {}
 
   void set_current_seed(uint64_t seed) override {
-    std::lock_guard<std::mutex> lock(impl().mutex_); // a kernel of another thread may be drawing
+    const auto lock = locked(); // a kernel of another thread may be drawing
     impl().set_current_seed(seed);
     tracker_.restart(impl());
   }
   void set_offset(uint64_t offset) override {
-    std::lock_guard<std::mutex> lock(impl().mutex_);
+    const auto lock = locked();
     tracker_.move(impl(), {impl().current_seed(), offset});
   }
   uint64_t get_offset() const override {
@@ -54,7 +54,7 @@ struct NeuronGenerator final : c10::GeneratorImpl {
         ". Set what get_state() or torch.neuron.get_rng_state() returned; a generator of the CPU has a state of another kind.");
     Position to;
     std::memcpy(&to, state.data(), sizeof(to));
-    std::lock_guard<std::mutex> lock(impl().mutex_);
+    const auto lock = locked();
     tracker_.move(impl(), to);
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
@@ -70,16 +70,21 @@ struct NeuronGenerator final : c10::GeneratorImpl {
     const auto* from = dynamic_cast<NeuronGenerator*>(state.get());
     TORCH_CHECK(from != nullptr, "neuron: graphsafe_set_state needs a generator of the neuron device");
     const auto to = from->position();
-    std::lock_guard<std::mutex> lock(impl().mutex_);
+    const auto lock = locked();
     tracker_.move(impl(), to);
   }
 
  private:
+  // In a forked child, a thread that is not there may hold it for ever.
+  std::unique_lock<std::mutex> locked() const {
+    refuse_after_fork();
+    return std::unique_lock<std::mutex>(impl().mutex_);
+  }
   at::CPUGeneratorImpl& impl() const {
     return *static_cast<at::CPUGeneratorImpl*>(host.unsafeGetGeneratorImpl());
   }
   Position position() const {
-    std::lock_guard<std::mutex> lock(impl().mutex_);
+    const auto lock = locked();
     return tracker_.position(impl());
   }
   NeuronGenerator* clone_impl() const override {
@@ -105,7 +110,11 @@ const at::Generator& default_generator(c10::DeviceIndex core) {
 
 const at::Generator& default_generator_of_any_rank(c10::DeviceIndex core) {
   static auto* generators = new std::vector<at::Generator>;
-  static std::mutex mutex;
+  static auto& mutex = *[] {
+    auto* made = new std::mutex;
+    hold_at_fork(*made);
+    return made;
+  }();
   const auto index = static_cast<size_t>(core);
   std::lock_guard<std::mutex> lock(mutex);
   if (generators->capacity() < kMaxCores) {

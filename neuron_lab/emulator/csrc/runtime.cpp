@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -22,7 +23,34 @@ std::thread::id g_main_thread = std::this_thread::get_id();
 std::atomic<bool> g_group_exists{false};
 thread_local int tls_core = -1;
 
+struct HeldAtFork {
+  std::mutex mutex;
+  std::vector<std::mutex*> list;
+};
+
+HeldAtFork& held_at_fork() {
+  static auto* held = new HeldAtFork;
+  return *held;
+}
+
+void before_fork() {
+  auto& held = held_at_fork();
+  held.mutex.lock();
+  for (auto* mutex : held.list) {
+    mutex->lock();
+  }
+}
+
+void after_fork() {
+  auto& held = held_at_fork();
+  for (auto mutex = held.list.rbegin(); mutex != held.list.rend(); ++mutex) {
+    (*mutex)->unlock();
+  }
+  held.mutex.unlock();
+}
+
 void after_fork_in_child() {
+  after_fork();
   g_main_thread = std::this_thread::get_id();
   if (g_touched.load()) {
     g_bad_fork.store(true);
@@ -44,7 +72,7 @@ void configure(const Config& config) {
   g_process_core.store(config.start_core);
 #if !defined(_WIN32)
   static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, &after_fork_in_child); });
+  std::call_once(once, [] { pthread_atfork(&before_fork, &after_fork, &after_fork_in_child); });
 #endif
 }
 
@@ -60,15 +88,25 @@ bool in_bad_fork() {
   return g_bad_fork.load(std::memory_order_relaxed);
 }
 
-void touch() {
-  if (C10_LIKELY(touched() && !in_bad_fork())) {
-    return;
-  }
+void hold_at_fork(std::mutex& mutex) {
+  auto& held = held_at_fork();
+  std::lock_guard<std::mutex> lock(held.mutex);
+  held.list.push_back(&mutex);
+}
+
+void refuse_after_fork() {
   TORCH_CHECK(
       !in_bad_fork(),
       "Cannot re-initialize the neuron device in a forked subprocess. The parent process had already used the device, "
       "and a core belongs to the process that opened it. To use neuron with multiprocessing, use the 'spawn' start "
       "method, keep DataLoader workers on the CPU, or fork before the first use of the device.");
+}
+
+void touch() {
+  if (C10_LIKELY(touched() && !in_bad_fork())) {
+    return;
+  }
+  refuse_after_fork();
   TORCH_CHECK(
       g_config.problem.empty(), g_config.problem);
   g_touched.store(true);

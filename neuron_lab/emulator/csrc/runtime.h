@@ -6,6 +6,7 @@
 #include <c10/macros/Macros.h>
 
 #include <cstddef>
+#include <mutex>
 #include <string>
 
 namespace neuron_lab {
@@ -33,6 +34,11 @@ const Config& config();
 void touch();
 bool touched();
 bool in_bad_fork();
+void refuse_after_fork(); // the first of touch's reasons alone
+
+// For a lock that is held for moments only. It is taken around fork: a child
+// would find it locked for ever by a thread that it does not have.
+void hold_at_fork(std::mutex& mutex);
 
 // Index of the core that the calling thread works on. Threads that never chose
 // one follow the main thread, as a factory without an index must.

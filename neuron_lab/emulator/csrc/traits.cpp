@@ -43,7 +43,11 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* instance = new Registry;
+  static auto* instance = [] {
+    auto* made = new Registry;
+    hold_at_fork(made->mutex);
+    return made;
+  }();
   return *instance;
 }
 
