@@ -226,9 +226,7 @@ class RecompileMonitor:
             f'width:{max(2, round(_BAR_PIXELS * count / widest))}px"></div></td><td>{count}</td></tr>'
             for name, count in counts.items()
         )
-        return (
-            f"<table aria-label='compiles per cell'><caption>compiles per cell</caption><tbody>{bars}</tbody></table>"
-        )
+        return f"<table class='neuron-lab-cells'><caption>compiles per cell</caption><tbody>{bars}</tbody></table>"
 
     def _copy_html(self) -> str:
         report = html.escape(repr(self.seen), quote=True)
