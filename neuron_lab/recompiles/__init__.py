@@ -4,7 +4,8 @@ On a Trainium a compile takes seconds to minutes, and every new shape is one. :f
 cause and remedy, for any backend and on any device, from what PyTorch records about itself. It looks on; it changes
 nothing about what is compiled.
 
-Cut into: ``events`` (what is told), ``causes`` (guards in words), ``listener`` (where it comes from), ``counter`` (the
+Cut into: ``events`` (what is told), ``causes`` (guards in words), ``listener`` (what PyTorch records),
+``frames`` (where it was called), ``counter`` (the
 object that you hold) and ``report`` (its faces). Figures are in :mod:`neuron_lab.plots`.
 """
 

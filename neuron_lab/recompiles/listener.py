@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from neuron_lab.recompiles import events as kinds
 from neuron_lab.recompiles.causes import clean, explain, remedy_for_break
 from neuron_lab.recompiles.events import CompileEvent, GraphBreak, Seconds
+from neuron_lab.recompiles.frames import calling_frames, cell_of, origin_of, wrapped_function
 
 __all__ = ["LISTENER", "Listener", "Receiver"]
 
@@ -25,15 +26,7 @@ _GRAPHS = ("aot_forward_graph", "aot_backward_graph", "aot_inference_graph")
 _HITS = ("fx_graph_cache_hit", "aotautograd_cache_hit", "neuron_graph_cache_hit")
 _MISSES = ("fx_graph_cache_miss", "aotautograd_cache_miss", "neuron_graph_cache_miss")
 _COMPILING_STANCES = ("default", "fail_on_recompile", "eager_then_compile", "aot_eager_then_compile")
-_MODULE_WRAPPER = "torch/_dynamo/external_utils.py"
 _RESUME = "torch_dynamo_resume_in_"
-
-# Names of functions and files on the way to a compiled call that say what the call was for.
-_ORIGINS = (
-    ("saving", ("save_model", "save_pretrained", "_save_checkpoint", "_save", "save_checkpoint", "save_state")),
-    ("evaluation", ("evaluate", "evaluation_loop", "prediction_step", "validation_step", "validate", "evaluation")),
-    ("logging", ("log_metrics", "on_log", "log_images", "log_predictions")),
-)
 
 
 class Receiver(Protocol):
@@ -55,41 +48,7 @@ class _Pending:
     hits: int = 0
     misses: int = 0
     frames: list[tuple[int, str, str]] = field(default_factory=list)
-
-
-def _shell() -> Any:
-    """The running IPython, if there is one."""
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-
-
-def _cell_of(file: str) -> int | None:
-    """Number of the notebook cell that a file name stands for."""
-    return getattr(getattr(_shell(), "compile", None), "_filename_map", {}).get(file)
-
-
-def _outermost_cell(frames: list[tuple[int, str, str]]) -> int | None:
-    """Number of the cell that is running."""
-    cells = [_cell_of(file) for _, _, file in frames]
-    return next((cell for cell in reversed(cells) if cell is not None), None)
-
-
-def _calling_frames() -> list[tuple[int, str, str]]:
-    """(line, function, file) of the calls that lead to this compilation, innermost first, PyTorch's left out."""
-    frame, found = sys._getframe(1), []
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__", ""))
-        ours = module.startswith("neuron_lab.recompiles") or module == "logging"
-        if not ours and not module.startswith(("torch._dynamo", "torch._logging", "torch.nn.modules.module")):
-            found.append((frame.f_lineno, frame.f_code.co_name, frame.f_code.co_filename))
-        frame = frame.f_back
-    return found
-
-
-def _origin(file: str, function: str, frames: list[tuple[int, str, str]]) -> str:
-    if "/torch/optim/" in file.replace("\\", "/"):
-        return "optimizer"
-    names = {name for _, name, _ in frames} | {function}
-    return next((origin for origin, known in _ORIGINS if names & set(known)), "")
+    wrapped: tuple[str, str, int] | None = None
 
 
 class _Handler(logging.Handler):
@@ -118,6 +77,7 @@ class Listener:
         self._original_stance: Callable[..., Any] | None = None
         self._pending: dict[tuple[int, str], _Pending] = {}
         self._frames: dict[str, tuple[str, str, int]] = {}  # frame id -> function, file, line
+        self._names: dict[str, tuple[str, str, int]] = {}  # the same, of what a wrapper is around
         self._defined: dict[tuple[str, str, int], set[str]] = {}  # source of a function -> its frame ids
 
     def add(self, receiver: Receiver) -> None:
@@ -145,6 +105,7 @@ class Listener:
         log.addHandler(self._handler)
         self._pending.clear()
         self._frames.clear()
+        self._names.clear()
         for known in torch._dynamo.utils.get_compilation_metrics():  # what was compiled before anybody counted
             if known.co_name is not None and known.compile_id is not None:
                 self._remember(str(known.compile_id), known.co_name, known.co_filename, known.co_firstlineno or 0)
@@ -188,7 +149,7 @@ class Listener:
 
     @staticmethod
     def _skipped(detail: str, file: str = "", line: int = 0) -> CompileEvent:
-        return CompileEvent(0, kinds.SKIPPED, "(everything)", file, line, "", cell=_cell_of(file), detail=detail)
+        return CompileEvent(0, kinds.SKIPPED, "(everything)", file, line, "", cell=cell_of(file), detail=detail)
 
     def _tell_switches(self, receivers: list[Receiver]) -> None:
         import torch._dynamo
@@ -209,7 +170,8 @@ class Listener:
         compile_id = f"{metadata['frame_id']}/{metadata.get('frame_compile_id', 0)}"
         key = (threading.get_ident(), compile_id)
         if "dynamo_start" in metadata:
-            self._of(key).frames = _calling_frames()
+            self._of(key).frames = calling_frames()
+            self._of(key).wrapped = wrapped_function()
         elif "artifact" in metadata:
             self._take_artifact(key, metadata["artifact"].get("name", ""), payload)
         elif "dynamo_cpp_guards_str" in metadata:
@@ -227,7 +189,7 @@ class Listener:
             text = str(payload or "")
             reasons = json.loads(text) if text.lstrip().startswith("[") else [text]
             self._of(key).reasons = [reason for reason in reasons if reason]
-            self._of(key).frames = _calling_frames()  # at a limit, nothing is started any more
+            self._of(key).frames = calling_frames()  # at a limit, nothing is started any more
         elif name == "dynamo_graph_break_reason":
             self._take_break(str(payload or ""))
         elif name in _HITS:
@@ -240,7 +202,14 @@ class Listener:
             return  # told as an event of its own
         file, line = _place_of_break(text)
         reason = _reason_of_break(text)
-        self._tell(GraphBreak(reason, file, line, _cell_of(file), remedy=remedy_for_break(text)))
+        self._tell(GraphBreak(reason, file, line, cell_of(file), remedy=remedy_for_break(text)))
+
+    @staticmethod
+    def _name_wrapped(found: tuple[str, str, int], caller: tuple[int, str, str] | None) -> tuple[str, str, int]:
+        name, file, line = found
+        if "/torch/nn/" in file.replace("\\", "/") and caller:  # not the reader's: the call says more
+            return name, caller[2], caller[0]
+        return name, file, line
 
     def _remember(self, compile_id: str, function: str, file: str | None, line: int) -> bool:
         """Note a function; True if the same source was compiled before as another function."""
@@ -262,12 +231,13 @@ class Listener:
 
     def _event(self, compile_id: str, metrics: dict[str, Any], pending: _Pending) -> CompileEvent | None:
         failure = str(metrics.get("fail_reason") or "")
+        frame_id = compile_id.partition("/")[0]
         limit = "recompile limit" in failure.lower() or metrics.get("fail_type") == "FailOnRecompileLimitHit"
         if metrics.get("co_name"):
             function, file, line = metrics["co_name"], metrics.get("co_filename") or "", metrics["co_firstlineno"] or 0
             again = self._remember(compile_id, function, file, line)
         else:
-            function, file, line = self._frames.get(compile_id.partition("/")[0], ("?", "", 0))
+            function, file, line = self._frames.get(frame_id, ("?", "", 0))
             again = False
         calls = [call for call in pending.frames if call[1:] != (function, file) and "<eval_with_key>" not in call[2]]
         caller = next((call for call in calls if not call[1].startswith(_RESUME)), None)
@@ -281,19 +251,18 @@ class Listener:
         name = function.removeprefix(_RESUME)
         if name != function:
             name = f"{name.rpartition('_at_')[0]} (rest)"
-        elif file.replace("\\", "/").endswith(_MODULE_WRAPPER) and caller:
-            # A module of torch.nn has no forward of the reader's; PyTorch compiles a wrapper around it.
-            name, file, line = "torch.nn module", caller[2], caller[0]
+        elif pending.wrapped is not None:
+            name, file, line = self._names.setdefault(frame_id, self._name_wrapped(pending.wrapped, caller))
+        elif frame_id in self._names:  # at a limit, nothing is started any more
+            name, file, line = self._names[frame_id]
         return CompileEvent(
             number=0,
             kind=_kind(metrics, cause, function, limit=limit, again=again),
             function=name,
             file=file,
             line=line,
-            cell=_cell_of(file),
-            executing=next(
-                (cell for call in reversed(pending.frames) if (cell := _cell_of(call[2])) is not None), None
-            ),
+            cell=cell_of(file),
+            executing=next((cell for call in reversed(pending.frames) if (cell := cell_of(call[2])) is not None), None),
             compile_id=compile_id,
             called_from=f"{caller[2]}:{caller[0]}" if caller else "",
             cause=cause,
@@ -301,7 +270,7 @@ class Listener:
             from_cache=pending.hits > 0 and pending.misses == 0,
             seconds=Seconds(total - backend, backend),
             start=float(metrics.get("start_time") or 0.0),
-            origin=_origin(file, function, calls),
+            origin=origin_of(file, function, calls),
             detail="" if limit else " ".join(failure.split())[:300] or ("interrupted" if _interrupted(metrics) else ""),
             guards=tuple(clean(reason) for reason in reasons),
         )

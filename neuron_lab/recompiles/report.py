@@ -121,7 +121,7 @@ def text_report(seen: Recompiles) -> str:
                 f"{_fit(text, width, keep_end=name == 'where'):<{width}}"
                 for text, (name, width) in zip(head, _COLUMNS, strict=False)
             ]
-            lines.append(" ".join([*cells, _fit(why, _COLUMNS[-1][1])]).rstrip())
+            lines.append(" ".join([*cells, _fit(why, _COLUMNS[-1][1], keep_end=" -> " in why)]).rstrip())
     for found, often in _breaks(seen):
         times = f" ({often} times)" if often > 1 else ""
         said = f"graph break at {found.where}{times}: {found.reason}. {found.remedy}"

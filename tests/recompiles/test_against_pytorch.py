@@ -47,7 +47,11 @@ def test_counts_and_causes(name, logged):
         assert event.guards and all(guard.splitlines()[0] in line for guard in event.guards)
         assert event.cause.guard in event.guards
         name_of_function = line.removeprefix("Recompiling function ").split(" in ")[0]
-        assert event.function.split(" ")[0] in name_of_function
+        # Inside a decorator, PyTorch names the decorator's function.
+        assert event.function.split(" ")[0].split(".")[-1] in name_of_function or name_of_function in (
+            "inner",
+            "wrapper",
+        )
     assert asked_again[0].cause.kind == kind, asked_again[0].cause
     first_reason = clean(logged[0].split("failure(s):\n")[1].lstrip(" -"))
     assert kind == "backend" or asked_again[0].cause.guard == first_reason.splitlines()[0]

@@ -375,7 +375,29 @@ class TestFaces:
         with lab.count_recompiles() as seen:
             compiled(nn.Linear(2, 2))(ones(2))
         (event,) = seen.compiles
-        assert event.function == "torch.nn module" and event.file == __file__
+        assert event.function == "Linear.forward" and event.file == __file__
+
+    def test_a_decorated_function_is_named_itself(self):
+        @torch.no_grad()
+        def decode(x):
+            return x * 2
+
+        step = compiled(decode, recompile_limit=2)
+        with lab.count_recompiles() as seen:
+            for n in (2, 3, 4):
+                step(ones(n))
+        assert [event.function for event in seen.events] == ["decode"] * 3, seen
+        assert {event.line for event in seen.events} == {decode.__wrapped__.__code__.co_firstlineno}
+
+    def test_a_function_that_uses_another_keeps_its_own_name(self):
+        fn = torch.sin
+
+        def mine(x):
+            return fn(x) + 1
+
+        with lab.count_recompiles() as seen:
+            compiled(mine)(ones(2))
+        assert seen.compiles[0].function == "mine"
 
     def test_nothing_happened(self):
         with lab.count_recompiles() as seen:
