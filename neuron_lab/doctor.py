@@ -286,6 +286,8 @@ def _same_python(command: str) -> bool:
 
 def _probe(run: Callable[..., Any] = subprocess.run) -> dict[str, Any]:
     """Ask a child process about the device; on failure the answer has only ``error``."""
+    said = "neuron-lab: looking at the device; the first time, this builds it (half a minute)"
+    print(said, file=sys.stderr, flush=True)
     try:
         answer = run(
             [sys.executable, "-m", "neuron_lab._probe"], capture_output=True, text=True, timeout=_PROBE_SECONDS

@@ -289,7 +289,20 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Device = None) -> torch.Tensor:
-    """State of a core's generator, a CPU tensor of bytes."""
+    """State of a core's generator, a CPU tensor of 16 bytes: seed and offset.
+
+    Raises
+    ------
+    NotImplementedError
+        While a function is being traced, where a state is no number yet.
+        PyTorch asks for it there for random operators on a DTensor, which it
+        traces on CUDA only.
+    """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        raise NotImplementedError(
+            "A random operator on a DTensor (dropout, for example) cannot be compiled on neuron: PyTorch traces it for "
+            "CUDA only. Keep that operator outside the compiled function; in eager mode it works."
+        )
     return _generator(device).get_state()
 
 

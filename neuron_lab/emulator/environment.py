@@ -72,6 +72,10 @@ def flag(env: Mapping[str, str], name: str, default: bool) -> bool:
     raise ConfigurationError(f"{name}={env[name]!r} is not a boolean. Use 0, 1, true or false.")
 
 
+def _range(low: int, high: int) -> str:
+    return f"{low} or {high}" if high - low == 1 else f"{low} to {high}"
+
+
 def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | None:
     text = env.get(name, "").strip()
     if not text:
@@ -79,9 +83,9 @@ def _number(env: Mapping[str, str], name: str, low: int, high: int) -> int | Non
     try:
         value = int(text)
     except ValueError:
-        raise ConfigurationError(f"{name}={text!r} is not a whole number. Use {low} to {high}.") from None
+        raise ConfigurationError(f"{name}={text!r} is not a whole number. Use {_range(low, high)}.") from None
     if not low <= value <= high:
-        raise ConfigurationError(f"{name}={value} is out of range. Use {low} to {high}.")
+        raise ConfigurationError(f"{name}={value} is out of range. Use {_range(low, high)}.")
     return value
 
 

@@ -155,6 +155,17 @@ class TestFloat64:
             lambda: torch.nn.functional.scaled_dot_product_attention(
                 *[torch.ones(1, 1, 4, 8, dtype=torch.float64, device=DEVICE)] * 3
             ),
+            lambda: torch.mv(*[torch.ones(n, dtype=torch.float64, device=DEVICE) for n in ((2, 2), 2)]),
+            lambda: torch.ones(2, 2, dtype=torch.float64, device=DEVICE).addmm_(
+                *[torch.ones(2, 2, dtype=torch.float64, device=DEVICE)] * 2
+            ),
+            lambda: torch.cdist(*[torch.ones(2, 2, dtype=torch.float64, device=DEVICE)] * 2),
+            lambda: (
+                torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=torch.float64)
+                .to(DEVICE)
+                .eval()
+                .requires_grad_(False)(torch.ones(1, 2, 4, dtype=torch.float64, device=DEVICE))
+            ),
             lambda: torch.nn.LSTM(2, 2).double().to(DEVICE)(torch.ones(1, 1, 2, dtype=torch.float64, device=DEVICE)),
         ],
     )

@@ -191,9 +191,9 @@ class TestSwitches:
     ("env", "words"),
     [
         ({"NEURON_LAB_INSTANCE": "trn1.32xlarge"}, "trn2.3xlarge, trn2.48xlarge"),
-        ({"NEURON_LOGICAL_NC_CONFIG": "3"}, "1 to 2"),
+        ({"NEURON_LOGICAL_NC_CONFIG": "3"}, "1 or 2"),
         ({"NEURON_LOGICAL_NC_CONFIG": "two"}, "not a whole number"),
-        ({"NEURON_RT_VIRTUAL_CORE_SIZE": "0"}, "1 to 2"),
+        ({"NEURON_RT_VIRTUAL_CORE_SIZE": "0"}, "1 or 2"),
         ({"NEURON_RT_NUM_CORES": "5"}, "0 to 4"),
         ({"NEURON_RT_NUM_CORES": "-1"}, "0 to 4"),
         ({"NEURON_RT_NUM_CORES": "1.5"}, "not a whole number"),

@@ -324,3 +324,13 @@ class TestThreads:
             thread.join(120)
         assert not any(thread.is_alive() for thread in threads), "a thread hangs"
         return errors
+
+
+class TestRefused:
+    def test_a_generators_state_while_a_graph_is_traced(self):
+        """What a random operator on a DTensor asks for there."""
+        with (
+            torch._subclasses.FakeTensorMode(),
+            pytest.raises(NotImplementedError, match=r"DTensor .* cannot be compiled"),
+        ):
+            torch.neuron.get_rng_state()

@@ -3,8 +3,8 @@
 #include "position.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Utils.h>
-#include <ATen/ops/empty.h>
 
 #include <cstring>
 #include <mutex>
@@ -59,7 +59,8 @@ struct NeuronGenerator final : c10::GeneratorImpl {
   }
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     const auto here = position();
-    auto state = at::empty({static_cast<int64_t>(sizeof(here))}, at::TensorOptions(at::kCPU).dtype(at::kByte));
+    // Not by the dispatcher: under a tracing mode it would make a tensor without memory.
+    auto state = at::detail::empty_cpu({static_cast<int64_t>(sizeof(here))}, at::kByte);
     std::memcpy(state.mutable_data_ptr(), &here, sizeof(here));
     return state.getIntrusivePtr();
   }

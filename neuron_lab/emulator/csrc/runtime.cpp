@@ -98,8 +98,8 @@ void refuse_after_fork() {
   TORCH_CHECK(
       !in_bad_fork(),
       "Cannot re-initialize the neuron device in a forked subprocess. The parent process had already used the device, "
-      "and a core belongs to the process that opened it. To use neuron with multiprocessing, use the 'spawn' start "
-      "method, keep DataLoader workers on the CPU, or fork before the first use of the device.");
+      "and a core belongs to the process that opened it. A DataLoader's workers make CPU tensors; move "
+      "the batch afterwards. For other processes use the 'spawn' start method, or fork before the first use of the device.");
 }
 
 void touch() {

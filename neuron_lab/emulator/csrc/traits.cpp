@@ -23,7 +23,8 @@ const Names kReportedFallbacks = {"aten::_unique2", "aten::normal_",      "aten:
 const Names kTensorEngine = {
     "aten::mm",    "aten::addmm",  "aten::bmm", "aten::baddbmm",    "aten::mv",
     "aten::addmv", "aten::dot",    "aten::vdot", "aten::convolution", "aten::convolution_backward",
-    "aten::addbmm", "aten::_addmm_activation",
+    "aten::addbmm", "aten::_addmm_activation", "aten::_cdist_forward", "aten::linalg_matrix_exp",
+    "aten::_transformer_encoder_layer_fwd", "aten::_native_multi_head_attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward"};
 
@@ -32,6 +33,14 @@ const Names kTakesCpuArguments = {"aten::index",       "aten::_unsafe_index",   
                                   "aten::index_put_",  "aten::_index_put_impl_",      "aten::_unsafe_index_put",
                                   "aten::_ctc_loss",   "aten::_pack_padded_sequence", "aten::_ctc_loss_backward",
                                   "aten::_pin_memory", "aten::_amp_update_scale_"};
+
+// addmv and addmv_ are one operator for what follows.
+std::string without_underscore(std::string name) {
+  if (!name.empty() && name.back() == '_') {
+    name.pop_back();
+  }
+  return name;
+}
 
 std::string base_name(const c10::FunctionSchema& schema) {
   return schema.name();
@@ -66,7 +75,7 @@ OperatorTraits& traits_of(const c10::OperatorHandle& op) {
     slot = std::make_unique<OperatorTraits>();
     slot->name = base_name(*key);
     slot->reported_fallback = kReportedFallbacks.count(slot->name) > 0;
-    slot->tensor_engine = kTensorEngine.count(slot->name) > 0;
+    slot->tensor_engine = kTensorEngine.count(without_underscore(slot->name)) > 0;
     slot->takes_cpu_arguments = kTakesCpuArguments.count(slot->name) > 0;
     slot->cpu_results = slot->name == "aten::_pack_padded_sequence" ? 2 : 0; // batch_sizes is a CPU tensor everywhere
   }
