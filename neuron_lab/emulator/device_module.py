@@ -306,6 +306,9 @@ def get_rng_state(device: Device = None) -> torch.Tensor:
     return _generator(device).get_state()
 
 
+get_rng_state._torchdynamo_disable = True  # Dynamo cannot trace it, and would say so at length
+
+
 def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     """Put a core's generator into a state that :func:`get_rng_state` gave."""
     _generator(device).set_state(new_state)
