@@ -10,10 +10,11 @@ import html
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from neuron_lab.recompiles import CompileEvent, GraphBreak, Recompiles
 from neuron_lab.recompiles import events as kinds
+from neuron_lab.recompiles.frames import shell
 
 __all__ = ["FunctionRow", "RecompileMonitor", "rows_of"]
 
@@ -118,13 +119,15 @@ class RecompileMonitor:
     Notes
     -----
     Show it as the last value of a cell. It needs ipywidgets (the extra ``workbook``); without a browser it leaves its
-    text. :meth:`close` ends the watching; so does the end of the kernel.
+    text. :meth:`close` ends the watching; so do a newer monitor, whose numbers begin anew, and the end of the kernel.
 
     Examples
     --------
     >>> monitor = RecompileMonitor()  # doctest: +SKIP
     >>> monitor  # doctest: +SKIP
     """
+
+    _open: ClassVar[RecompileMonitor | None] = None
 
     def __init__(self, label: str = "this notebook") -> None:
         import ipywidgets
@@ -145,8 +148,10 @@ class RecompileMonitor:
         self.view = ipywidgets.VBox(
             [ipywidgets.HBox([self.filter, self.reset, self.copy]), self.table, self.cells],
         )
-        self._receive = self.seen.receive
-        self.seen.receive = self._take  # type: ignore[method-assign]
+        if RecompileMonitor._open is not None:  # the cell was run again: one monitor watches, the old display stays
+            RecompileMonitor._open.close()
+        RecompileMonitor._open = self
+        self.seen.watch(self._after_event)
         self._watch_cells(True)
         self.seen.start()
         self.update(force=True)
@@ -154,30 +159,30 @@ class RecompileMonitor:
     def close(self) -> None:
         """Stop watching. What was counted stays."""
         self.seen.stop()
+        self.seen.watch(None)
         self._watch_cells(False)
+        if RecompileMonitor._open is self:
+            RecompileMonitor._open = None
         self.update(force=True)
 
     def clear(self) -> None:
         """Forget what was counted so far, and go on watching."""
-        with self.seen._lock:
-            self.seen.events.clear()
-            self.seen.graph_breaks.clear()
+        self.seen.clear()
         self.update(force=True)
 
     def _watch_cells(self, on: bool) -> None:
-        shell = _shell()
-        if shell is None:
+        running = shell()
+        if running is None:
             return
         if on:
-            shell.events.register("post_run_cell", self._after_cell)
-        elif self._after_cell in shell.events.callbacks.get("post_run_cell", []):
-            shell.events.unregister("post_run_cell", self._after_cell)
+            running.events.register("post_run_cell", self._after_cell)
+        elif self._after_cell in running.events.callbacks.get("post_run_cell", []):
+            running.events.unregister("post_run_cell", self._after_cell)
 
     def _after_cell(self, *_: object) -> None:
         self.update()
 
-    def _take(self, found: CompileEvent | GraphBreak) -> None:
-        self._receive(found)
+    def _after_event(self) -> None:
         if threading.get_ident() == self._main:  # widgets are not for other threads; the end of the cell shows theirs
             self.update()
 
@@ -245,9 +250,3 @@ class RecompileMonitor:
         from IPython.display import display
 
         self._handles.append(display(self._bundle(), raw=True, display_id=True))
-
-
-def _shell() -> Any:
-    import sys
-
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

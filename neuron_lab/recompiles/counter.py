@@ -56,6 +56,7 @@ class Recompiles:
         self.graph_breaks: list[GraphBreak] = []
         self._lock = threading.Lock()
         self._depth = 0
+        self._watcher: Callable[[], None] | None = None
 
     # Counting.
 
@@ -91,6 +92,18 @@ class Recompiles:
                 self.graph_breaks.append(found)
             else:
                 self.events.append(replace(found, number=len(self.events) + 1))
+        if self._watcher is not None:
+            self._watcher()
+
+    def watch(self, callback: Callable[[], None] | None) -> None:
+        """Call a function after every event, in the thread that compiled; None for no function any more."""
+        self._watcher = callback
+
+    def clear(self) -> None:
+        """Forget what was counted so far; an open counter goes on counting."""
+        with self._lock:
+            self.events.clear()
+            self.graph_breaks.clear()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Count during every call of a function; the counter is its attribute ``recompiles``."""

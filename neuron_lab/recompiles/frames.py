@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import Any
 
-__all__ = ["calling_frames", "cell_of", "origin_of", "outermost_cell", "wrapped_function"]
+__all__ = ["calling_frames", "cell_of", "origin_of", "outermost_cell", "shell", "wrapped_function"]
 
 _WRAPPED_NAMES = ("fn", "func", "f", "function", "method", "wrapped")  # what decorators call what they wrap
 
@@ -18,14 +18,14 @@ _ORIGINS = (
 )
 
 
-def _shell() -> Any:
+def shell() -> Any:
     """The running IPython, if there is one."""
     return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def cell_of(file: str) -> int | None:
     """Number of the notebook cell that a file name stands for."""
-    return getattr(getattr(_shell(), "compile", None), "_filename_map", {}).get(file)
+    return getattr(getattr(shell(), "compile", None), "_filename_map", {}).get(file)
 
 
 def wrapped_function() -> tuple[str, str, int] | None:
@@ -84,6 +84,7 @@ def calling_frames() -> list[tuple[int, str, str]]:
 
 
 def origin_of(file: str, function: str, frames: list[tuple[int, str, str]]) -> str:
+    """What a compilation was for, if not the model's own work; empty else."""
     if "/torch/optim/" in file.replace("\\", "/"):
         return "optimizer"
     names = {name for _, name, _ in frames} | {function}

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from neuron_lab.recompiles import events as kinds
 from neuron_lab.recompiles.causes import clean, explain, remedy_for_break
 from neuron_lab.recompiles.events import CompileEvent, GraphBreak, Seconds
-from neuron_lab.recompiles.frames import calling_frames, cell_of, origin_of, wrapped_function
+from neuron_lab.recompiles.frames import calling_frames, cell_of, origin_of, outermost_cell, wrapped_function
 
 __all__ = ["LISTENER", "Listener", "Receiver"]
 
@@ -82,11 +82,11 @@ class Listener:
 
     def add(self, receiver: Receiver) -> None:
         """Begin to tell a receiver."""
+        self._tell_switches(receiver)
         with self._lock:
             if not self._receivers:
                 self._attach()
             self._receivers.append(receiver)
-        self._tell_switches([receiver])
 
     def remove(self, receiver: Receiver) -> None:
         """Tell it no more."""
@@ -151,7 +151,7 @@ class Listener:
     def _skipped(detail: str, file: str = "", line: int = 0) -> CompileEvent:
         return CompileEvent(0, kinds.SKIPPED, "(everything)", file, line, "", cell=cell_of(file), detail=detail)
 
-    def _tell_switches(self, receivers: list[Receiver]) -> None:
+    def _tell_switches(self, receiver: Receiver) -> None:
         import torch._dynamo
 
         stance = getattr(getattr(torch._dynamo.eval_frame, "_stance", None), "stance", "default")
@@ -159,8 +159,7 @@ class Listener:
         if getattr(torch._dynamo.config, "disable", False):
             found.append("torch._dynamo.config.disable (TORCHDYNAMO_DISABLE=1)")
         for detail in found:
-            for receiver in receivers:
-                receiver.receive(self._skipped(detail))
+            receiver.receive(self._skipped(detail))
 
     # The trace.
 
@@ -225,11 +224,9 @@ class Listener:
     def _take_metrics(self, key: tuple[int, str], metrics: dict[str, Any]) -> None:
         pending = self._pending.pop(key, _Pending())
         compile_id = str(metrics.get("compile_id") or key[1])
-        event = self._event(compile_id, metrics, pending)
-        if event is not None:
-            self._tell(event)
+        self._tell(self._event(compile_id, metrics, pending))
 
-    def _event(self, compile_id: str, metrics: dict[str, Any], pending: _Pending) -> CompileEvent | None:
+    def _event(self, compile_id: str, metrics: dict[str, Any], pending: _Pending) -> CompileEvent:
         failure = str(metrics.get("fail_reason") or "")
         frame_id = compile_id.partition("/")[0]
         limit = "recompile limit" in failure.lower() or metrics.get("fail_type") == "FailOnRecompileLimitHit"
@@ -262,7 +259,7 @@ class Listener:
             file=file,
             line=line,
             cell=cell_of(file),
-            executing=next((cell for call in reversed(pending.frames) if (cell := cell_of(call[2])) is not None), None),
+            executing=outermost_cell(pending.frames),
             compile_id=compile_id,
             called_from=f"{caller[2]}:{caller[0]}" if caller else "",
             cause=cause,

@@ -76,8 +76,8 @@ def _remedies(seen: Recompiles) -> list[str]:
         if event.cause is not None and event.cause.remedy:
             numbers.setdefault(event.cause.remedy, []).append(event.number)
     lines = [f"{_list(found)}: {remedy}" for remedy, found in numbers.items()]
-    if any(event.kind == kinds.DEFINED_AGAIN for event in seen.events):
-        again = [event.number for event in seen.events if event.kind == kinds.DEFINED_AGAIN]
+    again = [event.number for event in seen.events if event.kind == kinds.DEFINED_AGAIN]
+    if again:
         lines.append(
             f"{_list(again)}: The same source was compiled before; its graphs are lost when it is defined again."
         )
@@ -101,6 +101,15 @@ def _breaks(seen: Recompiles) -> list[tuple[GraphBreak, int]]:
     return [(first[place], often[place]) for place in often]
 
 
+def _notes(seen: Recompiles) -> list[str]:
+    """What stands below the table: graph breaks, then remedies."""
+    notes = []
+    for found, often in _breaks(seen):
+        times = f" ({often} times)" if often > 1 else ""
+        notes.append(f"graph break at {found.where}{times}: {found.reason}. {found.remedy}")
+    return notes + _remedies(seen)
+
+
 def _fit(text: str, width: int, *, keep_end: bool = False) -> str:
     text = " ".join(text.split())
     if len(text) <= width:
@@ -122,12 +131,8 @@ def text_report(seen: Recompiles) -> str:
                 for text, (name, width) in zip(head, _COLUMNS, strict=False)
             ]
             lines.append(" ".join([*cells, _fit(why, _COLUMNS[-1][1], keep_end=" -> " in why)]).rstrip())
-    for found, often in _breaks(seen):
-        times = f" ({often} times)" if often > 1 else ""
-        said = f"graph break at {found.where}{times}: {found.reason}. {found.remedy}"
-        lines.extend(textwrap.wrap(said, WIDTH, subsequent_indent="    "))
-    for remedy in _remedies(seen):
-        lines.extend(textwrap.wrap(remedy, WIDTH, subsequent_indent="    "))
+    for note in _notes(seen):
+        lines.extend(textwrap.wrap(note, WIDTH, subsequent_indent="    "))
     return "\n".join(lines)
 
 
@@ -141,11 +146,7 @@ def html_report(seen: Recompiles) -> str:
         for row in _rows(seen)
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if body else ""
-    notes = [
-        f"graph break at {found.where}{f' ({often} times)' if often > 1 else ''}: {found.reason}. {found.remedy}"
-        for found, often in _breaks(seen)
-    ] + _remedies(seen)
-    listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
+    listed = "".join(f"<li>{escape(note)}</li>" for note in _notes(seen))
     return f'<div class="neuron-lab-recompiles"><p>{title}{escape(summary(seen))}</p>{table}' + (
         f"<ul>{listed}</ul></div>" if listed else "</div>"
     )

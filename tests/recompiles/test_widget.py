@@ -104,7 +104,7 @@ def test_reset_goes_on_watching(monitor):
 
 def test_the_report_to_copy_is_the_text(monitor):
     three_lengths()
-    assert "data-report=&quot;" not in monitor.copy.value and "a test: 2 compiles" in monitor.copy.value
+    assert 'data-report="a test: 2 compiles' in monitor.copy.value and "2 -&gt; 3" in monitor.copy.value
     assert repr(monitor) == repr(monitor.seen)
 
 
@@ -113,6 +113,14 @@ def test_closing_ends_the_watching(monitor):
     three_lengths()
     assert not monitor.seen.events
     monitor.close()  # twice is no mistake
+
+
+def test_a_cell_that_is_run_again_leaves_one_monitor(monitor):
+    again = lab.RecompileMonitor("a test")
+    three_lengths()
+    assert not monitor.seen.events and len(again.seen.compiles) == 2
+    assert {event.phase for event in again.seen.events} == {""}
+    again.close()
 
 
 def test_text_and_widget_are_one_display(monitor):
