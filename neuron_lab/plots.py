@@ -170,6 +170,8 @@ def bars(
 def timeline(seen: Recompiles, *, title: str = "", alt: str = "", label: str | None = None) -> Any:
     """Draw when functions were compiled: one row per function, one bar per compilation.
 
+    Of more than seven functions, the seven that were compiled most often are drawn, and the alternative text says so.
+
     Parameters
     ----------
     seen : Recompiles
@@ -200,9 +202,10 @@ def timeline(seen: Recompiles, *, title: str = "", alt: str = "", label: str | N
     total = sum(event.seconds.total for event in events)
     described = alt or (
         f"{len(events)} compilations of {len(rows)} functions, {total:.2f} seconds in all, as bars over time; "
-        f"{len(seen.recompiles)} of them are recompiles."
+        f"{sum(event.recompiled for event in events)} of them are recompiles."
+        + (f" Drawn are the {len(shown)} functions that were compiled most often." if len(shown) < len(rows) else "")
     )
-    title = title or f"{len(events)} compilations, {len(seen.recompiles)} of them again"
+    title = title or f"{len(events)} compilations, {sum(event.recompiled for event in events)} of them again"
     figure, axes = _figure(
         dict(enumerate(shown)), "time since the first compilation (s)", "function", title, described, label
     )

@@ -6,6 +6,7 @@ CPU generator, which belongs to the CPU's own random numbers.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,13 +23,10 @@ _WITH_GENERATOR = {
 }
 
 
-def _takes_generator(target: torch._ops.OpOverload) -> bool:
-    return any(argument.name == "generator" for argument in target._schema.arguments)
-
-
+@cache
 def _with_generator(target: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
     """The same operator in the overload that takes a generator, if there is one."""
-    if _takes_generator(target):
+    if any(argument.name == "generator" for argument in target._schema.arguments):
         return target
     name = _WITH_GENERATOR.get(target._overloadname, "")
     packet = target.overloadpacket

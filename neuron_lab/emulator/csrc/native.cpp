@@ -79,10 +79,7 @@ Tensor zeros(
   static auto& traits = traits_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", ""));
   touch();
   note(traits);
-  check_factory(layout, pinned);
-  OnCore core(device);
-  auto out = at::detail::empty_generic(
-      size, device_allocator(), DispatchKeySet(DispatchKey::PrivateUse1), dtype_of(dtype), std::nullopt);
+  auto out = empty_memory_format(size, dtype, layout, device, pinned, std::nullopt);
   if (out.nbytes() > 0) {
     std::memset(out.mutable_data_ptr(), 0, out.nbytes()); // zero in every dtype
   }

@@ -121,14 +121,15 @@ void PositionTracker::move(at::CPUGeneratorImpl& host, Position to) {
       words <= kMaxWords, "The emulated neuron generator goes to an offset by drawing up to it, and ", words / 2,
       " is too far. Set what get_state() returned, or use manual_seed.");
   const auto target = age == 0 ? words : drawn_at - kPairWords;
-  Place place{at::mt19937(to.seed), 0, std::nullopt};
-  const auto nearer = [&](const Place& known) {
-    if (known.engine.seed() == to.seed && known.words <= target && known.words > place.words) {
-      place = known;
+  const Place* nearest = nullptr;
+  const auto consider = [&](const Place& known) {
+    if (known.words <= target && (nearest == nullptr || known.words > nearest->words) && known.engine.seed() == to.seed) {
+      nearest = &known;
     }
   };
-  nearer(last_);
-  std::for_each(known_.begin(), known_.end(), nearer);
+  consider(last_);
+  std::for_each(known_.begin(), known_.end(), consider);
+  auto place = nearest != nullptr ? *nearest : Place{at::mt19937(to.seed), 0, std::nullopt};
   skip(place.engine, target - place.words);
   place.owed.reset();
   if (age != 0) {

@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <deque>
-#include <mutex>
 #include <optional>
 
 namespace neuron_lab {
