@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -284,14 +285,38 @@ def _same_python(command: str) -> bool:
 # --- The device, by a child process --------------------------------------------------------------------------------
 
 
-def _probe(run: Callable[..., Any] = subprocess.run) -> dict[str, Any]:
-    """Ask a child process about the device; on failure the answer has only ``error``."""
-    said = "neuron-lab: looking at the device; the first time, this builds it (half a minute)"
-    print(said, file=sys.stderr, flush=True)
+def _run_aloud(command: list[str], *, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a child and capture what it says; what the device says of its build is passed on at once."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out: list[str] = []
+    err: list[str] = []
+
+    def read() -> None:
+        out.append(child.stdout.read())  # type: ignore[union-attr]
+
+    def listen() -> None:
+        for line in child.stderr:  # type: ignore[union-attr]
+            err.append(line)
+            if line.startswith("neuron-lab: "):
+                print(line, end="", file=sys.stderr, flush=True)
+
+    readers = [threading.Thread(target=read), threading.Thread(target=listen)]
+    for reader in readers:
+        reader.start()
     try:
-        answer = run(
-            [sys.executable, "-m", "neuron_lab._probe"], capture_output=True, text=True, timeout=_PROBE_SECONDS
-        )
+        child.wait(timeout)
+    finally:
+        child.kill()  # after a time-out or an interrupt; nothing happens to one that has ended
+        for reader in readers:
+            reader.join()
+        child.wait()
+    return subprocess.CompletedProcess(command, child.returncode, "".join(out), "".join(err))
+
+
+def _probe(run: Callable[..., Any] = _run_aloud) -> dict[str, Any]:
+    """Ask a child process about the device; on failure the answer has only ``error``."""
+    try:
+        answer = run([sys.executable, "-m", "neuron_lab._probe"], timeout=_PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         return {"error": f"`import torch` did not end within {_PROBE_SECONDS} s"}
     for line in reversed(answer.stdout.splitlines()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,19 @@ class TestDevice:
 
         (finding,) = doctor._device_checks(doctor._probe(hang))
         assert finding.status == "FAIL" and "did not end" in finding.found
+
+    def test_what_the_device_says_of_its_build_is_passed_on(self, capfd):
+        code = "import sys; print('answer'); sys.stderr.write('neuron-lab: building\\nnoise\\n'); sys.exit(3)"
+        done = doctor._run_aloud([sys.executable, "-c", code], timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (3, "answer\n", "neuron-lab: building\nnoise\n")
+        assert capfd.readouterr().err == "neuron-lab: building\n"
+
+    def test_a_child_that_hangs_is_ended(self, tmp_path):
+        code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+        with pytest.raises(subprocess.TimeoutExpired):
+            doctor._run_aloud([sys.executable, "-c", code], timeout=5)
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), 0)
 
     def test_a_greeting_before_the_answer_does_no_harm(self):
         def chatty(*_, **__):

@@ -160,6 +160,12 @@ class TestImport:
             assert getattr(neuron_lab, name) is not None
         assert neuron_lab.checks.__name__ == "neuron_lab.checks"
 
+    def test_as_a_module_it_is_the_command(self):
+        done = subprocess.run(
+            [sys.executable, "-m", "neuron_lab", "--help"], capture_output=True, text=True, timeout=120, check=True
+        )
+        assert "doctor" in done.stdout and "run" in done.stdout
+
     def test_an_unknown_name_is_an_ordinary_error(self):
         with pytest.raises(AttributeError, match="module 'neuron_lab' has no attribute 'chekcs'"):
             _ = neuron_lab.chekcs
