@@ -126,6 +126,29 @@ class TestNested:
         agrees_or_refuses(attempt, torch.tensor([[[2.0] * 3, [2.0] * 3], [[2.0] * 3, [0.0] * 3]]))
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda parts: torch.nested.nested_tensor(parts, device=DEVICE) * 2,  # PyTorch makes it on the CPU
+        lambda parts: torch.nested.to_padded_tensor(torch.nested.nested_tensor(parts, device=DEVICE), 0.0),
+        lambda parts: torch.nested.as_nested_tensor([part.to(DEVICE) for part in parts]),
+        lambda parts: torch.nested.nested_tensor(parts).to(DEVICE),
+    ],
+)
+def test_a_strided_nested_tensor_is_refused_where_it_is_made_or_used(make):
+    with pytest.raises(NotImplementedError, match="dense, strided tensors only, no sparse, quantized or nested ones"):
+        make([torch.ones(2, 3), torch.ones(1, 3)])
+
+
+@pytest.mark.emulated
+def test_a_jagged_nested_tensor_passes():
+    parts = [torch.ones(2, 3), torch.ones(1, 3)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, device=DEVICE) * 2
+    assert nested.device.type == DEVICE
+    assert [part.cpu().tolist() for part in nested.unbind()] == [(part * 2).tolist() for part in parts]
+
+
 class TestFloat64:
     """A NeuronCore's tensor engine has no 64-bit floating point; what the real backend does then is not documented."""
 

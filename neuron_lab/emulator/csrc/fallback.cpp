@@ -288,4 +288,9 @@ TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&not_dense>());
 }
 
+// Refused where it is made of tensors of the device: composite operators ask a nested tensor for a size that it lacks.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_nested_tensor_from_tensor_list", torch::CppFunction::makeFromBoxedFunction<&not_dense>());
+}
+
 } // namespace neuron_lab
